@@ -1,6 +1,7 @@
 """Loaders of LEAF, HAR, AG News and Hugging Face sets, on small files of the right format."""
 
 import json
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -54,6 +55,73 @@ def test_users_that_only_test_are_a_common_test_set(tmp_path):
     file.write_text(json.dumps(content))
     data = from_leaf(tmp_path, classes=62)
     assert data.owners_test is None and data.y_test.tolist() == [2]
+
+
+def rewrite(file, change):
+    content = json.loads(file.read_text())
+    change(content["users"], content["user_data"])
+    file.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("how", ["left out", "empty"])
+def test_a_user_without_a_test_part_trains_but_is_not_evaluated(tmp_path, how):
+    femnist(tmp_path)
+
+    def change(users, data):
+        if how == "empty":
+            data["f0001"] = {"x": [], "y": []}
+        else:
+            users.remove("f0001")
+
+    rewrite(tmp_path / "test" / "all_data_test_9.json", change)
+    data = from_leaf(tmp_path, classes=62)
+    assert data.owners_test.tolist() == ["f0002"] and data.y_test.tolist() == [1]
+    with pytest.warns(
+        UserWarning, match=r"^1 of the 2 clients of 'leaf' have no test samples of th"
+    ):
+        fed = Federation(data, model="linear", engine="serial")
+    assert [len(split.test) for split in fed.splits] == [0, 1]
+
+
+def test_users_that_cannot_be_are_named_with_their_side(tmp_path):
+    def refused(side, change, sentence):
+        shutil.rmtree(tmp_path / "leaf", ignore_errors=True)
+        femnist(tmp_path / "leaf")
+        rewrite(tmp_path / "leaf" / side / f"all_data_{side}_9.json", change)
+        with pytest.raises(UserError, match=sentence):
+            from_leaf(tmp_path / "leaf", classes=62)
+
+    def strange(users, data):
+        users.append("new")
+        data["new"] = data["f0001"]
+
+    def given(**values):
+        return lambda users, data: data["f0001"].update(values)
+
+    def nobody(users, data):
+        users.clear()
+
+    refused("train", given(x=[], y=[]), r"^user 'f0001' of 'leaf' has no training samples \(x and")
+    refused("train", given(y=[]), "^y of the train samples of 'f0001' of 'leaf' is empty; give one")
+    refused("test", given(x=[]), "^x of the test samples of 'f0001' of 'leaf' is empty; give one p")
+    refused("test", given(x=3), "^x and y of the test samples of 'f0001' of 'leaf' must be two lis")
+    refused("test", strange, "^user 'new' of 'leaf' has test samples but no training samples; remo")
+    refused("test", nobody, "^no user of 'leaf' has test samples; give some of them a few")
+    refused("train", nobody, "^no user of 'leaf' has training samples; ")
+
+
+def test_a_file_that_is_no_json_is_named_with_its_line(tmp_path):
+    femnist(tmp_path)
+    file = tmp_path / "train" / "all_data_train_9.json"
+    for text, sentence in (
+        (b'{"users": [],\n "user_data": {', r"line 2 is not valid JSON \(Expecting property name"),
+        (b"", r"line 1 is not valid JSON \(Expecting value\); remove it"),
+        (b"[1]", "it is no object with users and user_data; "),
+        (b'{"users": [], "x": "\xff"}', "it cannot be read: 'utf-8' codec can't decode byte"),
+    ):
+        file.write_bytes(text)
+        with pytest.raises(UserError, match=f"all_data_train_9.json' is damaged: {sentence}"):
+            from_leaf(tmp_path)
 
 
 def test_shakespeare_is_tokens_by_role(tmp_path):
@@ -198,5 +266,5 @@ def test_what_is_missing_or_damaged_is_named(tmp_path):
         from_leaf(tmp_path)
     (tmp_path / "train" / "x.json").write_text('{"users": ["a"], "user_data": {"a": {"x": []}}}')
     (tmp_path / "test").mkdir()
-    with pytest.raises(UserError, match="the samples of 'a' of 'leaf' lack x or y"):
+    with pytest.raises(UserError, match="the train samples of 'a' of 'leaf' lack x or y"):
         from_leaf(tmp_path)

@@ -12,7 +12,16 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data import Dataset as TorchDataset
 
-from fedhelix import Augmentation, FedAvg, Federation, UserError, from_arrays, from_table, partition
+from fedhelix import (
+    Augmentation,
+    FedAvg,
+    Federation,
+    UserError,
+    from_arrays,
+    from_clients,
+    from_table,
+    partition,
+)
 from fedhelix.core.method import Phase
 from fedhelix.engines.local import ClientTask, Training, batch_schedule, gather
 from fedhelix.report import diagnostics, results, sections
@@ -456,3 +465,21 @@ def test_a_run_ends_when_validation_stalls_and_stays_there(tmp_path):
 def test_patience_that_cannot_be(method, split, patience, words):
     with pytest.raises(UserError, match=words):
         federation(from_arrays(X, Y), split, method=method).fit(3, patience=patience)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_test_part_may_be_none(named):
+    parts = [(np.random.default_rng(i).normal(size=(9, 2)), np.arange(9) % 2) for i in range(3)]
+    tests = [None, parts[1], None]
+    names = ("a", "b", "c")
+    data = from_clients(
+        dict(zip(names, parts, strict=True)) if named else parts,
+        test=dict(zip(names, tests, strict=True)) if named else tests,
+    )
+    assert set(data.owners_test.tolist()) == {"b" if named else 1} and len(data.y_test) == 9
+    with pytest.warns(
+        UserWarning, match=r"^2 of the 3 clients of 'data' have no test samples of t"
+    ):
+        assert [len(split.test) for split in Federation(data).splits] == [0, 9, 0]
+    with pytest.raises(UserError, match=r"^no client of 'data' has a test part; give one to some"):
+        from_clients(parts, test=[None] * 3)

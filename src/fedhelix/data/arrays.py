@@ -203,10 +203,11 @@ def from_clients(
 
     `clients` has for each client a pair (x, y), a table, or a map-style torch Dataset of samples
     (x, y); they are read as in `from_arrays`. A dictionary also gives the clients names. `test` is
-    one such part for a common test pool, or a list or dictionary with one for each client; None
-    holds out 20 % of every client's samples as its test part (a client with a single sample keeps
-    it for training). The server's model is tested on a whole common pool, each client on a part of
-    it that has the class proportions of its training samples.
+    one such part for a common test pool, or a list or dictionary with one for each client (None for
+    one that is not evaluated). Without any, 20 % of every client's samples are held out as its test
+    part (a client with a single sample keeps it for training). The server's model is tested on a
+    whole common pool, each client on a part of it that has the class proportions of its training
+    samples.
     A `DatasetDict` with train and test, as `train_test_split` makes it, is a client with its own
     test part, and so is what `from_table` or `from_arrays` returns.
     """
@@ -221,8 +222,9 @@ def from_clients(
         raise UserError(f"'{name}' has no clients; give at least one pair (x, y).")
     test = in_order_of(names, test, name)
     raw_tests = raw_test_parts(test, len(raw), name)
-    tested = [f"test part {index} of '{name}'" for index in range(len(raw_tests) or len(raw))]
-    everybody = [*zip(called, raw, strict=True), *zip(tested, raw_tests, strict=False)]
+    whose_test = list(raw_tests or range(len(raw)))
+    tested = [f"test part {index} of '{name}'" for index in whose_test]
+    everybody = [*zip(called, raw, strict=True), *zip(tested, raw_tests.values(), strict=False)]
     check_columns({whose: x for whose, (x, _) in everybody})
     kinds, classes = common_class_names(parts, classes, name)
     targets, labels = coded([pair for _, pair in everybody], [whose for whose, _ in everybody])
@@ -237,7 +239,8 @@ def from_clients(
                 "give two."
             )
     x, y, owners = pool(train, called)
-    x_test, y_test, owners_test = pool(tests, tested)
+    x_test, y_test, parts_test = pool(tests, tested)
+    owners_test = np.array(whose_test)[parts_test]
     if isinstance(clients, Mapping):
         named = read_owners(list(names), f"the clients of '{name}'")
         if len(np.unique(named)) < len(named):
@@ -253,17 +256,24 @@ def from_clients(
     return with_class_names(data, kinds)
 
 
-def raw_test_parts(test: Any, clients: int, name: str) -> list[tuple[Any, Any]]:
-    """The test parts that the user gave: a list with one per client, or one common part."""
+def raw_test_parts(test: Any, clients: int, name: str) -> dict[int, tuple[Any, Any]]:
+    """The test parts that the user gave, by their places: a list with one per client, which is None
+    for a client without one, or one common part.
+    """
     if test is None:
-        return []
+        return {}
     if not isinstance(test, list):
-        return [pair_of(test, f"the test part of '{name}'")]
+        return {0: pair_of(test, f"the test part of '{name}'")}
     if len(test) != clients:
         raise UserError(
             f"'{name}' has {clients} clients, but test has {len(test)} parts; give one for each."
         )
-    return [pair_of(part, f"test part {index} of '{name}'") for index, part in enumerate(test)]
+    parts = {index: part for index, part in enumerate(test) if part is not None}
+    if not parts:
+        raise UserError(
+            f"no client of '{name}' has a test part; give one to some, or leave test out."
+        )
+    return {index: pair_of(part, f"test part {index} of '{name}'") for index, part in parts.items()}
 
 
 def held_out(targets: Tensor, classes: Classes, draw: np.random.Generator) -> np.ndarray:

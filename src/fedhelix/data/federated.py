@@ -39,6 +39,9 @@ def from_leaf(
 ) -> Dataset:
     """A data set in LEAF's format: folders `train` and `test` with JSON files of users.
 
+    Users without test samples train, but are not evaluated. Where no user of the training files is
+    in the test files, all are tested on these together.
+
     Rows of numbers are samples as they are, squares of 784 numbers images of 28×28. Texts of equal
     length become tokens, whose label is the character that comes next; a `vocabulary` says which
     characters there are.
@@ -47,15 +50,27 @@ def from_leaf(
     for side in ("train", "test"):
         users = _leaf_users(Path(folder) / side)
         parts[side] = {
-            user: _leaf_part(data, f"'{user}' of '{name}'", vocabulary)
+            user: _leaf_part(data, f"'{user}' of '{name}'", side, vocabulary)
             for user, data in users.items()
         }
-    train, test = parts["train"], parts["test"]
-    if train.keys() == test.keys():
-        tests: Any = test
-    else:  # others than those that train
-        tests = tuple(np.concatenate(column) for column in zip(*test.values(), strict=True))
-    return from_clients(train, tests, classes or "auto", name)
+    train = {user: part for user, part in parts["train"].items() if part is not None}
+    test = {user: part for user, part in parts["test"].items() if part is not None}
+    if empty := next((user for user in parts["train"] if user not in train), None):
+        raise UserError(
+            f"user '{empty}' of '{name}' has no training samples (x and y are empty); remove it."
+        )
+    for what, users in (("training", train), ("test", test)):
+        if not users:
+            raise UserError(f"no user of '{name}' has {what} samples; give some of them a few.")
+    if not test.keys() & train.keys():  # others than those that train
+        whole = tuple(np.concatenate(column) for column in zip(*test.values(), strict=True))
+        return from_clients(train, whole, classes or "auto", name)
+    if strangers := [user for user in test if user not in train]:
+        raise UserError(
+            f"user '{strangers[0]}' of '{name}' has test samples but no training samples; remove "
+            "it from the test files."
+        )
+    return from_clients(train, [test.get(user) for user in train], classes or "auto", name)
 
 
 def _leaf_users(folder: Path) -> dict[str, Any]:
@@ -68,15 +83,29 @@ def _leaf_users(folder: Path) -> dict[str, Any]:
         try:
             content = json.loads(file.read_bytes())
             users |= {user: content["user_data"][user] for user in content["users"]}
-        except (OSError, ValueError, KeyError, TypeError) as problem:
+        except json.JSONDecodeError as problem:
+            what = f"line {problem.lineno} is not valid JSON ({problem.msg})"
+            raise damaged(file, what) from None
+        except KeyError as problem:
             raise damaged(file, f"it lacks {problem}") from None
+        except TypeError:
+            raise damaged(file, "it is no object with users and user_data") from None
+        except (OSError, ValueError) as problem:
+            raise damaged(file, f"it cannot be read: {problem}") from None
     return users
 
 
-def _leaf_part(data: Any, whose: str, vocabulary: str | None) -> Part:
-    """One user's samples."""
-    if not isinstance(data, Mapping) or not {"x", "y"} <= data.keys() or not data["x"]:
-        raise UserError(f"the samples of {whose} lack x or y.")
+def _leaf_part(data: Any, whose: str, side: str, vocabulary: str | None) -> Part | None:
+    """One user's samples; None where there are none."""
+    if not isinstance(data, Mapping) or not {"x", "y"} <= data.keys():
+        raise UserError(f"the {side} samples of {whose} lack x or y.")
+    if not isinstance(data["x"], list) or not isinstance(data["y"], list):
+        raise UserError(f"x and y of the {side} samples of {whose} must be two lists.")
+    if not data["x"] and not data["y"]:
+        return None
+    if not data["x"] or not data["y"]:
+        empty = "y" if data["x"] else "x"
+        raise UserError(f"{empty} of the {side} samples of {whose} is empty; give one per sample.")
     x, y = data["x"], data["y"]
     if isinstance(x[0], str):
         rows = np.array([_tokens(text, vocabulary, whose) for text in x])
