@@ -8,6 +8,8 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +44,16 @@ def from_extra(module: str, extra: str) -> Any:
         raise UserError(
             f"this needs {needed}; install it with: pip install 'fedhelix[{extra}]'."
         ) from None
+
+
+@contextmanager
+def may_need(module: str, extra: str) -> Iterator[None]:
+    """Where others import a module that only an extra installs, and raise ImportError without."""
+    try:
+        yield
+    except ImportError:
+        from_extra(module, extra)
+        raise
 
 
 def check_extra(method: Method) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from torch.utils.data import DataLoader
 
 from fedhelix.core.errors import UserError
+from fedhelix.core.imports import may_need
 from fedhelix.data.cells import check_cells
 from fedhelix.data.datasets import Dataset
 from fedhelix.data.fields import Parts, is_ragged, joined
@@ -287,7 +288,8 @@ def column_of(table: Any, name: str) -> Any:
             f"column '{name}' is a single value; give a list of values, also for one sample: "
             f'{{"{name}": [...]}}.'
         )
-    values = list(column)
+    with may_need("PIL", "data"):  # as pictures of Hugging Face data sets do
+        values = list(column)
     return values if is_ragged(values) else stacked(values)
 
 

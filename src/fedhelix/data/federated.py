@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedhelix.core.errors import UserError, unknown
+from fedhelix.core.imports import may_need
 from fedhelix.core.options import checks_arguments
 from fedhelix.data.arrays import from_arrays, from_clients
 from fedhelix.data.class_names import class_names, named_classes
@@ -235,7 +236,8 @@ def from_hub(
     for column in (owner, x, y):
         if column not in columns:
             raise unknown("column", column, columns)
-    inputs, labels = (np.stack([np.asarray(v) for v in data[column]]) for column in (x, y))
+    with may_need("PIL", "data"):  # to decode images
+        inputs, labels = (np.stack([np.asarray(v) for v in data[column]]) for column in (x, y))
     whose = read_owners(list(data[owner]), f"'{name or 'hub'}'")
     groups = {one: whose == one for one in dict.fromkeys(whose.tolist())}
     parts = {one: (inputs[own], labels[own]) for one, own in groups.items()}

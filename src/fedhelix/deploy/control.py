@@ -9,21 +9,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-import httpx
-from flwr.cli.build import build_fab_from_files
-from flwr.common.serde import fab_to_proto, user_config_from_proto, user_config_to_proto
-from flwr.proto.control_pb2 import (
-    ListNodesRequest,
-    ListRunsRequest,
-    RegisterNodeRequest,
-    StartRunRequest,
-    StopRunRequest,
-    UnregisterNodeRequest,
-)
-from flwr.proto.node_pb2 import NodeInfo
-from flwr.supercore.control.control_http_client import ControlHttpClient
-from flwr.supercore.fab import Fab
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from fedhelix.deploy import need_flower
+
+try:
+    import httpx
+    from flwr.cli.build import build_fab_from_files
+    from flwr.common.serde import fab_to_proto, user_config_from_proto, user_config_to_proto
+    from flwr.proto.control_pb2 import (
+        ListNodesRequest,
+        ListRunsRequest,
+        RegisterNodeRequest,
+        StartRunRequest,
+        StopRunRequest,
+        UnregisterNodeRequest,
+    )
+    from flwr.proto.node_pb2 import NodeInfo
+    from flwr.supercore.control.control_http_client import ControlHttpClient
+    from flwr.supercore.fab import Fab
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+except ImportError:
+    need_flower()
+    raise
 
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.version import __version__

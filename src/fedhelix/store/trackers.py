@@ -18,6 +18,8 @@ from fedhelix.core.files import write_atomically
 from fedhelix.core.imports import from_extra
 from fedhelix.store.records import is_number
 
+DATABASES = ("sqlite", "postgresql", "mysql", "mssql")  # stores of MLflow that need more packages
+
 
 class Tracker(Protocol):
     """Use it in a `with` statement and give `update` each new record."""
@@ -153,7 +155,10 @@ def check_tracker(kind: str) -> None:
     """Refuse a tracker that does not exist or is not installed, before a run starts."""
     if kind not in TRACKERS:
         raise unknown("tracker", kind, TRACKERS)
-    from_extra(kind, "track")
+    module = from_extra(kind, "track")
+    if kind == "mlflow" and module.get_tracking_uri().startswith(DATABASES):
+        for needed in ("sqlalchemy", "alembic"):
+            from_extra(needed, "track")
 
 
 def tracker(kind: str, folder: Path, config: Mapping[str, Any], done: int) -> Tracker:
