@@ -73,3 +73,39 @@ def test_what_half_precision_would_round_before_the_noise_is_complete_is_refused
         with pytest.raises(UserError, match=r"half precision would round single .*net\.float\("):
             small(method, net)
     small(Secure(Private(noise=1.0, noise_by="clients")), net.float())
+
+
+class Buffered(nn.Module):
+    """A network with a buffer of its own, and perhaps with BatchNorm."""
+
+    def __init__(self, norm: bool = False, dtype: torch.dtype = torch.float32, **more):
+        super().__init__()
+        self.hidden, self.head = nn.Linear(64, 16), nn.Linear(16, 10)
+        self.norm = nn.BatchNorm1d(16) if norm else nn.Identity()
+        self.register_buffer("places", torch.ones(16, dtype=dtype), **more)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.norm(self.hidden(x.flatten(1)))) * self.places)
+
+
+def refused(method, network):
+    with pytest.raises(UserError) as problem:
+        small(method, network)
+    return str(problem.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_private_names_the_buffer_that_travels_and_what_it_recommends_works(dtype):
+    said = refused("private", Buffered(dtype=dtype))
+    assert "buffer 'places' travels" in said and "persistent=False" in said
+    assert "BatchNorm" not in said and "fedbn" not in said
+    small("private", Buffered(persistent=False, dtype=dtype)).fit(1, quiet=True)
+
+
+def test_private_tells_a_buffer_from_batchnorm():
+    said = refused("private", Buffered(norm=True))
+    assert "buffer 'places' travels" in said and "BatchNorm needs private+fedbn" in said
+    said = refused("private+fedbn", Buffered(norm=True))
+    assert "buffer 'places' travels" in said and "fedbn," not in said and "BatchNorm" not in said
+    assert "running statistics" in refused("private", Buffered(norm=True, persistent=False))
+    small("private+fedbn", Buffered(norm=True, persistent=False)).fit(1, quiet=True)

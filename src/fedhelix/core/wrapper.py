@@ -161,6 +161,27 @@ def beyond_a_sum(method: Method, layers: Layers | None) -> str | None:
     return next((why for why, holds in reasons.items() if holds), None)
 
 
+def without_noise(method: Method, layers: Layers | None) -> str | None:
+    """What of a network travels though noise on updates of parameters does not protect it, if
+    anything, and what helps.
+    """
+    travels = set() if layers is None else set(method.shared_params(layers)) - {*layers.parameters}
+    if layers is None or not travels:
+        return None
+    others = [name for name in layers.buffers if name in travels and name not in layers.norm]
+    if not others:
+        return (
+            "running statistics of BatchNorm travel; use private+fedbn, or a network without "
+            "BatchNorm"
+        )
+    norm = ", and BatchNorm needs private+fedbn" if len(others) < len(travels) else ""
+    return (
+        f"noise protects parameters, and its network's buffer '{others[0]}' travels too; if "
+        "training does not change it, register it with persistent=False, otherwise use a network "
+        f"without it{norm}"
+    )
+
+
 def rounded(layers: Layers | None) -> str | None:
     """Why noise that is made for a sum of clipped updates does not suit the weights, if so."""
     if layers is None or not layers.half:

@@ -18,7 +18,7 @@ from fedhelix.core.method import Capabilities, Context, LocalRound, Method, Uplo
 from fedhelix.core.options import option
 from fedhelix.core.registry import register
 from fedhelix.core.tree import State, Tree, take
-from fedhelix.core.wrapper import beyond_a_sum, refuse_more, rounded
+from fedhelix.core.wrapper import beyond_a_sum, refuse_more, rounded, without_noise
 from fedhelix.methods.budget import NOISE_ADVICE, Budgeted
 from fedhelix.methods.fedavg import FedAvg
 
@@ -60,13 +60,7 @@ class Private(Budgeted):
 
     def check_inner(self, layers: Layers | None = None) -> None:
         """Refuse methods that would tell more of a client than the noisy sum of updates."""
-        why = beyond_a_sum(self.inner, layers)
-        travels = set() if layers is None else set(self.inner.shared_params(layers))
-        if why is None and layers is not None and not travels <= set(layers.parameters):
-            why = (
-                "running statistics of BatchNorm travel; use private+fedbn, or a network without "
-                "BatchNorm"
-            )
+        why = beyond_a_sum(self.inner, layers) or without_noise(self.inner, layers)
         if self.noise_by == "clients":
             why = why or rounded(layers)
         if why is not None:
