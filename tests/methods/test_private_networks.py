@@ -109,3 +109,24 @@ def test_private_tells_a_buffer_from_batchnorm():
     assert "buffer 'places' travels" in said and "fedbn," not in said and "BatchNorm" not in said
     assert "running statistics" in refused("private", Buffered(norm=True, persistent=False))
     small("private+fedbn", Buffered(norm=True, persistent=False)).fit(1, quiet=True)
+
+
+class Smoothed(Buffered):
+    """A network whose training changes its buffer."""
+
+    def forward(self, x):
+        if self.training:
+            self.places.mul_(0.9).add_(0.1 * x.detach().mean())
+        return super().forward(x)
+
+
+def test_dp_sgd_takes_constant_buffers_and_names_those_that_change():
+    for dtype in (torch.float32, torch.int64):
+        run = small(DPSGD(noise=1.0), Buffered(dtype=dtype)).fit(1, quiet=True)
+        assert run.state.server["model"]["places"].tolist() == [1] * 16
+    network = Smoothed()
+    for more in ({}, {"persistent": False}):
+        said = refused(DPSGD(noise=1.0), Smoothed(**more))
+        assert "training changes the network's buffer 'places'" in said
+    refused(DPSGD(noise=1.0), network)
+    assert network.places.tolist() == [1] * 16  # a copy was tried

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedhelix.core.copies import copied
 from fedhelix.core.errors import UserError
 from fedhelix.core.parts import MASK, Inputs, arguments, each, in_order, output_of, shapes
 
@@ -111,6 +112,20 @@ def _check_ignored(module: nn.Module, keywords: dict[str, Tensor], output: Tenso
             raise UserError(
                 f"the model ignores the part '{name}' of a sample; leave it out, or give it a name "
                 "that the model knows."
+            )
+
+
+def check_constant_buffers(module: nn.Module, example: Inputs, who: str) -> None:
+    """Refuse a network whose training changes a buffer, for `who` needs samples apart."""
+    (args, keywords), trained = arguments(each(torch.clone, example)), copied(module).train()
+    with LENT, torch.no_grad(), torch.random.fork_rng(devices=[]):
+        trained(*args, **keywords)
+    after = dict(trained.named_buffers())
+    for name, before in module.named_buffers():
+        if before.is_floating_point() and not torch.equal(before, after[name]):
+            raise UserError(
+                f"{who} needs the gradient of each sample alone, and training changes the "
+                f"network's buffer '{name}'; use a network without it."
             )
 
 

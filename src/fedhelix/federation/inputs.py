@@ -15,7 +15,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from fedhelix import models
 from fedhelix.core.errors import UserError, brief
-from fedhelix.core.fit import check_fits, probe
+from fedhelix.core.fit import check_constant_buffers, check_fits, probe
 from fedhelix.core.hooks import checked
 from fedhelix.core.layers import Layers
 from fedhelix.core.method import Method
@@ -183,6 +183,8 @@ def network(
     if pool.classes is None and pool.y.dtype == torch.int64:
         _note_unclear_axis(outputs, targets)
     checked(method).check(layers)
+    if method.capabilities.sample_gradients:
+        check_constant_buffers(module, example, method.label)
     return module, layers
 
 

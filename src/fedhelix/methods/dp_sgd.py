@@ -27,7 +27,7 @@ from fedhelix.core.method import (
 from fedhelix.core.options import option
 from fedhelix.core.parts import Inputs, each
 from fedhelix.core.registry import register
-from fedhelix.core.tree import Tree
+from fedhelix.core.tree import Tree, drop, take
 from fedhelix.core.wrapper import CHOICES, CLIENT_HOOKS
 from fedhelix.methods.budget import NOISE_ADVICE, Budgeted
 from fedhelix.methods.fedavg import FedAvg
@@ -125,11 +125,13 @@ class DPSGD(Budgeted):
         """The mean loss; its gradient is the noisy mean of the samples' clipped ones."""
 
         def alone(state: Mapping[str, Tensor], x: Inputs, y: Tensor) -> Tensor:
-            return self.inner.loss(state, Batch(each(lambda part: part[None], x), y[None]), local)
+            one = Batch(each(lambda part: part[None], x), y[None])
+            return self.inner.loss({**fixed, **state}, one, local)
 
         if not {"noise", "secret_noise"} & local.context.keys():
             return self.inner.loss(params, batch, local)
-        frozen = {name: value.detach() for name, value in params.items()}
+        fixed = take(params, local.layers.buffers)  # which have no gradient
+        frozen = {name: value.detach() for name, value in drop(params, fixed).items()}
         secret = "secret_noise" in local.context
         noise = local.context["secret_noise" if secret else "noise"]
         clip = torch.full_like(noise, self.sample_clip)
