@@ -7,6 +7,9 @@ import copy
 import torch
 from torch import Tensor, nn
 
+# Sparse tensors that PyTorch cannot copy deeply.
+COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
 
 def copied(module: nn.Module) -> nn.Module:
     """A deep copy.
@@ -17,8 +20,9 @@ def copied(module: nn.Module) -> nn.Module:
     left = {
         id(value): _plain(value)
         for part in module.modules()
-        for value in vars(part).values()
-        if isinstance(value, Tensor) and (value.grad_fn is not None or _is_stacked(value))
+        for value in (*vars(part).values(), *part._buffers.values())
+        if isinstance(value, Tensor)
+        and (value.grad_fn is not None or _is_stacked(value) or value.layout in COMPRESSED)
     }
     return copy.deepcopy(module, left)
 

@@ -7,12 +7,39 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from fedhelix.core.errors import UserError
+from fedhelix.core.layers import is_frozen
 from fedhelix.core.tree import State
 
 FEW = 4  # entries of a network that a sentence names
+
+
+def unusual(value: Tensor) -> str:
+    """How a tensor is stored, if not densely and in real numbers: nobody can average it, and few
+    can be written to disk.
+    """
+    if value.is_complex():
+        return "complex"
+    if value.layout != torch.strided or value.is_quantized:
+        return "quantised" if value.is_quantized else "sparse"
+    return ""
+
+
+def check_entries(module: nn.Module) -> None:
+    """Refuse a network with an entry that clients cannot share."""
+    for name, value in module.state_dict(keep_vars=True).items():
+        if not isinstance(value, Tensor) or is_frozen(value) or not (form := unusual(value)):
+            continue
+        kind = "parameter" if isinstance(value, nn.Parameter) else "buffer"
+        dense = f"torch.view_as_real({name})" if form == "complex" else "a dense tensor"
+        alone = ", or register it with persistent=False if training does not change it"
+        raise UserError(
+            f"the model has the {form} {kind} '{name}', and only dense tensors of real numbers "
+            f"can be averaged; keep {dense} instead{alone if kind == 'buffer' else ''}."
+        )
 
 
 def check_fit(where: str, model: Mapping[str, Tensor], initial: State) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhelix.core.entries import check_fit, check_whole
+from fedhelix.core.entries import check_fit, check_whole, unusual
 from fedhelix.core.errors import UserError, brief, unknown
 from fedhelix.core.parts import in_order
 from fedhelix.core.tree import SEPARATOR, State, Tree, flatten
@@ -86,7 +86,15 @@ def tree(where: str, value: Any, args: tuple[Any, ...] = (), what: str = "a dict
         raise wrong(where, f"{what} of named tensors and numbers", value)
     if not isinstance(model := value.get("model", {}), Mapping):
         raise wrong(where, "as 'model' a dict of tensors", model)
-    return _level(where, value, "")
+    checked = _level(where, value, "")
+    for name, item in flatten(checked).items():
+        if isinstance(item, Tensor) and (form := unusual(item)):
+            dense = "torch.view_as_real(...)" if form == "complex" else "a dense tensor"
+            raise UserError(
+                f"{where} has a {form} tensor as '{name}'; only dense tensors of real numbers can "
+                f"be kept and sent, so return {dense}."
+            )
+    return checked
 
 
 def next_state(where: str, value: Any, args: tuple[Any, ...]) -> Tree:
@@ -102,8 +110,10 @@ def next_state(where: str, value: Any, args: tuple[Any, ...]) -> Tree:
 
 
 def tensors(where: str, value: Any, args: tuple[Any, ...]) -> Tree:
-    """A tree of tensors alone."""
-    checked = tree(where, value)
+    """A tree of tensors alone, which stays where it is."""
+    if not isinstance(value, Mapping):
+        raise wrong(where, "a dict of named tensors and numbers", value)
+    checked = _level(where, value, "")
     for name, item in flatten(checked).items():
         if name.endswith(SEPARATOR):
             raise UserError(

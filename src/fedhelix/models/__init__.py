@@ -13,6 +13,7 @@ from torch import nn
 from fedhelix.core import seeds
 from fedhelix.core.copies import copied
 from fedhelix.core.docs import summary
+from fedhelix.core.entries import check_entries
 from fedhelix.core.errors import UserError, nearest, unknown
 from fedhelix.core.fit import LENT, check_fits
 from fedhelix.core.imports import find_in_file
@@ -82,6 +83,7 @@ def build(
     these names. New weights depend on the seed alone.
     """
     if isinstance(model, nn.Module):
+        check_entries(model)  # some of which PyTorch cannot copy
         return checked(copied(model))
     if isinstance(model, str) and ".py" in model:
         model = from_file(model)
@@ -212,4 +214,5 @@ def checked(module: nn.Module) -> nn.Module:
         )
     if not any(parameter.requires_grad for parameter in parameters):
         raise UserError("the model has no trainable parameters.")
+    check_entries(module)
     return module.cpu()
