@@ -92,6 +92,10 @@ def test_clipping():
     assert torch.allclose(
         rules.clipped(rows, None), torch.tensor([[0.6, 0.8], [0.6, 0.8], [0.0, 0.0]])
     )
+    # Three times the median length, which is 1.
+    assert torch.allclose(
+        rules.clipped(rows, None, 3), torch.tensor([[1.8, 2.4], [0.6, 0.8], [0.0, 0.0]])
+    )
     # From 0: (1 + 1 - 1) / 3 = 1/3; from 1/3: (2/3 + 1 - 1) / 3 = 2/9 further.
     line = torch.tensor([[1.0], [40.0], [-30.0]])
     assert rules.centred_clipping(line, 1.0, 1).tolist() == pytest.approx([1 / 3])
@@ -157,6 +161,10 @@ def test_as_wrappers_they_replace_the_updates():
     assert moved(small(Krum()), values) == 2
     # Weights 1/15 .. 5/15 on updates that are not longer than the median one.
     assert moved(small(NormBound()), values) == (1 + 2 * 14) / 15
+    # Twice the median is 4: only the longest is shortened.
+    assert moved(small(NormBound(times=2)), values) == (1 + 4 + 9 + 16 + 10) / 15
+    with pytest.raises(UserError, match="either bound or times"):
+        NormBound(bound=1.0, times=2)
     # Who has no weight has no say.
     assert moved(small(Median()), values, [1, 0, 0, 0, 0]) == 1
 

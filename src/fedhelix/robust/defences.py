@@ -208,11 +208,19 @@ class NormBound(Defence):
     """
 
     mixing: ClassVar[str] = ""
-    bound: float | None = option(None, "longest update (auto: the median of the round)", above=0)
+    bound: float | None = option(
+        None, "longest update (auto: the median of the round, times `times`)", above=0
+    )
+    times: float = option(1.0, "auto: how many times as long as the median", above=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bound is not None and self.times != 1:
+            raise UserError("norm-bound: give either bound or times, which scales the median.")
 
     def rule(self, updates: Tensor) -> Tensor:
         """One row each."""
-        return rules.clipped(updates, self.bound)
+        return rules.clipped(updates, self.bound, self.times)
 
 
 @register("nnm", paper="Allouah et al., AISTATS 2023, arXiv:2302.01772")

@@ -48,11 +48,13 @@ def geometric_median(updates: Tensor, steps: int = 50, smooth: float = 1e-6) -> 
     return centre
 
 
-def clipped(updates: Tensor, radius: float | None) -> Tensor:
-    """The rows, none longer than the radius (None: the median of their lengths)."""
+def clipped(updates: Tensor, radius: float | None, times: float = 1.0) -> Tensor:
+    """The rows, none longer than the radius (None: the median of their lengths, so many times)."""
     lengths = updates.norm(dim=1)
     limit = (
-        lengths.quantile(0.5) if radius is None else torch.as_tensor(radius, device=updates.device)
+        times * lengths.quantile(0.5)
+        if radius is None
+        else torch.as_tensor(radius, device=updates.device)
     )
     return updates * (limit / lengths.clamp(min=1e-12)).clamp(max=1)[:, None]
 
