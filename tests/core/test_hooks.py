@@ -184,6 +184,11 @@ def run(hook: str, answer, **more):
         ),
         (
             "aggregate",
+            lambda found: {**found, **found["model"]},
+            "mine.aggregate has the model's entries beside 'model', not in it; return",
+        ),
+        (
+            "aggregate",
             lambda found: {**found, "n": {1, 2}},
             "mine.aggregate has a set as 'n'; only tensors",
         ),

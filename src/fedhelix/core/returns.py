@@ -106,6 +106,11 @@ def next_state(where: str, value: Any, args: tuple[Any, ...]) -> Tree:
                 f"{where} must return the next server state, such as {{**server, 'model': ...}}, "
                 f"but it lacks '{name}'."
             )
+    if args[-1].initial.keys() <= checked.keys() - args[0].keys():
+        raise UserError(
+            f"{where} has the model's entries beside 'model', not in it; return "
+            "{**server, 'model': model}."
+        )
     return checked
 
 
