@@ -226,7 +226,7 @@ def test_a_hub_set_by_its_owner_column():
     sizes = [(data.owners == one).sum() + (data.owners_test == one).sum() for one in ("a", "b")]
     assert sizes == [10, 10]
     assert data.shape == (1, 8, 8) and data.classes == 2
-    with pytest.raises(UserError, match="unknown column 'writers'; did you mean 'writer'"):
+    with pytest.raises(UserError, match="unknown column of 'hub' 'writers'; did you mean 'writer'"):
         from_hub(table, "writers")
 
 

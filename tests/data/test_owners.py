@@ -94,14 +94,10 @@ def test_small_owners_can_be_left_out(least):
 
 
 def test_owners_of_the_hub_have_names():
-    class Hub(dict):
-        column_names = ("image", "label", "writer")
-
-    writers = ["anna", "karl"] * 60
-    data = from_hub(Hub(image=X, label=Y, writer=writers), "writer")
-    assert federation(data).names == ("anna", "karl")
-    with pytest.raises(UserError, match="sample 1 of 'hub' has no owner"):
-        from_hub(Hub(image=X, label=Y, writer=["anna", None] * 60), "writer")
+    table = pd.DataFrame({"image": list(X), "label": Y, "writer": ["anna", "karl"] * 60})
+    assert federation(from_hub(table, "writer")).names == ("anna", "karl")
+    with pytest.raises(UserError, match=r"column 'writer' of 'hub' .* row 1"):
+        from_hub(table.assign(writer=["anna", None] * 60), "writer")
 
 
 @pytest.mark.parametrize("missing", [np.nan, None, pd.NA, pd.NaT, "", "nan"], ids=repr)

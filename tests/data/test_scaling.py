@@ -25,6 +25,12 @@ def test_columns_of_usual_size_and_images_pass(recwarn):
     assert not recwarn.list
 
 
+def test_large_channels_of_float_images_are_noticed():
+    images = DRAW.uniform(0, 255, size=(20, 8, 8, 3))
+    with pytest.warns(UserWarning, match=r"\(channel . has mean 1"):
+        scaled(from_arrays(images, Y[:20]), standardize=False)
+
+
 def test_standardised_columns_have_mean_zero_and_deviation_one():
     data = scaled(from_arrays(X, Y, name="table"), standardize=True)
     inputs = data.prepare(data.x)

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from fedhelix import Federation, UserError, from_clients
 from fedhelix.data import from_hub
@@ -31,7 +32,11 @@ def test_data_sets_of_hugging_face_are_split_too():
     rows = {"image": DRAW.normal(size=(8, 3)).tolist(), "label": [0, 1] * 4, "w": list("ab") * 4}
     part = datasets.Dataset.from_dict(rows)
     owned = datasets.DatasetDict({"train": part, "test": part})
-    assert sorted(set(from_hub(owned, "w").owners)) == ["a", "b"]
+    hub = from_hub(owned, "w")
+    assert sorted(set(hub.owners)) == ["a", "b"] and len(hub.x) == 8
+    assert torch.equal(hub.x_test, torch.tensor(rows["image"]))
+    assert "".join(hub.owners_test) == "ab" * 4
+    assert len(from_hub(owned, "w", split="test").x) == 6  # a fifth of each owner's is held out
     with pytest.raises(UserError, match="unknown split 'valid'; there are: test, train"):
         from_hub(owned, "w", split="valid")
 

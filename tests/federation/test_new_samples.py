@@ -185,14 +185,20 @@ def test_prepared_samples_suit_the_networks(table):
     same(positional, positional.personal(0)(*positional.prepare(some)), some)
 
 
-def test_a_network_that_fails_for_an_empty_sequence_says_so(sequences):
+def test_a_network_that_fails_for_a_sequence_says_so():
     class Strict(Words):
         def forward(self, x, mask=None):
-            return self.head(self.embedding(x).masked_fill(~mask[..., None], -9).max(1).values)
+            return self.head(self.embedding(x).unflatten(1, (1, 3)).mean((1, 2)))
 
     strict = trained([[1, 2, 3], [4, 5]] * 20, Y, Strict)
     with pytest.raises(UserError, match="the network fails for samples of shape"):
-        strict.predict([[]], client=0)
+        strict.predict([[1, 2, 3, 4]], client=0)
+
+
+def test_an_empty_sequence_is_refused_alone_and_among_others(sequences):
+    for several in ([[]], [[], []], [[], [3]]):
+        with pytest.raises(UserError, match="sample 0 of x is empty"):
+            sequences.predict(several)
 
 
 class Mean(Words):

@@ -70,6 +70,8 @@ def test_floats_that_are_zeros_and_ones_may_be_classes():
         with pytest.warns(UserWarning, match=r"only the numbers 0.0 and 1.0, .* or classes=2"):
             assert from_arrays(X, given).classes is None
     assert from_arrays(X, y, classes=2).classes == 2  # no warning
+    with pytest.warns(UserWarning, match=r"only the numbers 0.0 to 3.0, .* or classes=4"):
+        assert from_arrays(X, (np.arange(len(X)) % 4).astype("float32")).classes is None
     assert from_arrays(X, y, classes=None).classes is None
 
 

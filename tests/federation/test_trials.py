@@ -276,6 +276,18 @@ def test_parameters_of_a_loss_are_not_trained_and_that_is_said():
     federation(loss=Shifted().requires_grad_(False))
 
 
-def test_a_network_of_doubles_is_told_what_samples_are():
-    with pytest.raises(UserError, match=r"samples are float32: leave \.double\(\) out"):
-        federation(model=lambda: nn.Linear(4, 2).double())
+CONVOLUTIONAL = nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 2, 4))
+
+
+@pytest.mark.parametrize("cast", ["double", "half", "bfloat16"])
+@pytest.mark.parametrize("network", [nn.Linear(4, 2), CONVOLUTIONAL])
+def test_a_network_of_other_floats_is_told_what_samples_are(network, cast):
+    said = rf"samples are float32: leave \.{cast}\(\) out, or .* x\.{cast}\(\)"
+    with pytest.raises(UserError, match=said):
+        federation(model=lambda: getattr(network, cast)())
+
+
+def test_images_of_sixteen_bits_are_told_what_they_are():
+    images, labels = np.full((40, 1, 8, 8), 4000, np.uint16), np.arange(40) % 2
+    with pytest.raises(UserError, match="give features as floats, and pixels as uint8 or floats"):
+        Federation(from_arrays(images, labels), model="cnn", seed=0)

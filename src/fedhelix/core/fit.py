@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import threading
 from collections.abc import Iterable
 from typing import Any
@@ -14,6 +15,8 @@ from fedhelix.core.copies import copied
 from fedhelix.core.errors import UserError
 from fedhelix.core.parts import MASK, Inputs, arguments, each, in_order, output_of, shapes
 
+CASTS = {torch.float64: "double", torch.float16: "half", torch.bfloat16: "bfloat16"}
+TYPES = re.compile(r"dtype|scalar type|type \(|Double")  # what PyTorch says of two types
 LENT = threading.RLock()
 """Held while PyTorch's default generator, which is one for all threads, is lent a seed."""
 
@@ -64,9 +67,12 @@ def _advice(module: nn.Module, example: Inputs, reason: str) -> str:
             f"{{'{names[0]}': x}}, or a table the columns '{names[0]}' and '{MASK}', so that it "
             f"gets a mask as '{MASK}'"
         )
-    if "Double" in reason and "Float" in reason:
+    given = [CASTS[weight.dtype] for weight in module.parameters() if weight.dtype in CASTS]
+    types = [*given, *(cast for cast in CASTS.values() if cast in reason.lower())]
+    if types and TYPES.search(reason):
+        cast = types[0]
         return (
-            "; samples are float32: leave .double() out, or let its forward begin with x.double()"
+            f"; samples are float32: leave .{cast}() out, or let its forward begin with x.{cast}()"
         )
     if "missing" in reason and "positional argument" in reason:
         got = ", ".join(keywords) or f"{len(parts)}, a mask only with sequences to pad"
@@ -84,8 +90,8 @@ def _advice(module: nn.Module, example: Inputs, reason: str) -> str:
         return (
             "; tokens are whole numbers of any type but uint8, which is pixels: give them as int64"
         )
-    if "dtype" in reason and any(part.dtype == torch.int64 for part in parts):
-        return "; whole numbers are tokens: give features as floats, and pixels as uint8"
+    if TYPES.search(reason) and any(part.dtype == torch.int64 for part in parts):
+        return "; whole numbers are tokens: give features as floats, and pixels as uint8 or floats"
     return ""
 
 

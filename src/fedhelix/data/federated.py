@@ -17,11 +17,10 @@ from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.imports import may_need
 from fedhelix.core.options import checks_arguments
 from fedhelix.data.arrays import from_arrays, from_clients
-from fedhelix.data.class_names import class_names, named_classes
 from fedhelix.data.columns import has_splits
-from fedhelix.data.datasets import Dataset, with_class_names
-from fedhelix.data.owners import read_owners
+from fedhelix.data.datasets import Dataset
 from fedhelix.data.readers import absent, damaged
+from fedhelix.data.tables import from_table
 
 # The characters of LEAF's Shakespeare, in its order.
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -218,7 +217,8 @@ def from_hub(
 ) -> Dataset:
     """A data set of Hugging Face `datasets`, or its name there, by the owners that a column names.
 
-    Of a `DatasetDict` the `split` counts. Each owner keeps a fifth of its samples for testing.
+    Of a `DatasetDict` the `split` counts, and its table called test is the test set of the split
+    called train. Without one, a fifth of each owner's samples is held out.
     """
     if isinstance(data, str):
         try:
@@ -227,22 +227,14 @@ def from_hub(
             raise UserError(
                 f"'{data}' needs Hugging Face datasets; pip install 'fedhelix[data]'."
             ) from None
-        name, data = name or data, load_dataset(data, split=split)
+        name, data = name or data, load_dataset(data)
+    test = None
     if has_splits(data):
         if split not in data:
             raise unknown("split", split, data)
-        data = data[split]
-    columns: Sequence[str] = data.column_names
-    for column in (owner, x, y):
-        if column not in columns:
-            raise unknown("column", column, columns)
+        data, test = data[split], data.get("test") if split == "train" else None
     with may_need("PIL", "data"):  # to decode images
-        inputs, labels = (np.stack([np.asarray(v) for v in data[column]]) for column in (x, y))
-    whose = read_owners(list(data[owner]), f"'{name or 'hub'}'")
-    groups = {one: whose == one for one in dict.fromkeys(whose.tolist())}
-    parts = {one: (inputs[own], labels[own]) for one, own in groups.items()}
-    hub = from_clients(parts, classes=named_classes("auto", data, y), name=name or "hub")
-    return with_class_names(hub, class_names(data, y))
+        return from_table(data, y, owner, x, test=test, name=name or "hub")
 
 
 class Folder(NamedTuple):

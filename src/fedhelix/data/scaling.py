@@ -29,7 +29,7 @@ class Scaling(Checked):
 
 def scaled(data: Dataset, standardize: bool) -> Dataset:
     """The data with standardised inputs; without `standardize` as they are, with a warning where
-    columns of a table are large.
+    columns of a table or channels of images are large.
     """
     if not standardize:
         if large := large_inputs(data, data.name):
@@ -70,15 +70,16 @@ def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def large_inputs(data: Dataset, name: str) -> str:
-    """What is said of a table whose columns are large; nothing of other data."""
-    if data.x.dim() != 2 or not data.x.is_floating_point() or data.mean is not None:
+    """What is said of a table whose columns are large, or of such images; nothing of other data."""
+    what = {2: "column", 4: "channel"}.get(data.x.dim())
+    if what is None or not data.x.is_floating_point() or data.mean is not None:
         return ""
     std, mean = _moments(data.x)
     largest = int(torch.maximum(std, mean.abs()).argmax())
     if max(float(std[largest]), abs(float(mean[largest]))) <= LARGE:
         return ""
     return (
-        f"the inputs of '{name}' are not scaled (column {largest} has mean "
+        f"the inputs of '{name}' are not scaled ({what} {largest} has mean "
         f"{float(mean[largest]):.3g} and standard deviation {float(std[largest]):.3g}), so "
         "training may diverge"
     )

@@ -16,6 +16,7 @@ from fedhelix.data.checks import check_labels
 Classes = int | Literal["auto"] | None
 VOID = 255  # what masks often call pixels without a class
 FEW = 5  # classes in a sentence
+FEW_CLASSES = 10  # so many different whole floats may be classes
 MOST_CLASSES = 50  # that whole numbers are taken for without a word, in few samples
 
 
@@ -122,7 +123,7 @@ def as_targets(
         return tuple(part.bool() for part in parts)
     are_numbers = classes == "auto" and count is None and not whole
     if are_numbers and not several:
-        _note_zeros_and_ones(parts, name)
+        _note_few_whole(parts, name)
     if classes is None or are_numbers:
         return tuple(part.float() for part in parts)
     labels = tuple(as_labels(part, name) for part in parts)
@@ -141,13 +142,15 @@ def _note_one_hot(parts: Sequence[Tensor], name: str) -> None:
         )
 
 
-def _note_zeros_and_ones(parts: Sequence[Tensor], name: str) -> None:
-    """Say that numbers to predict that are zeros and ones may be classes."""
-    if set(torch.cat([part.unique() for part in parts]).unique().tolist()) == {0, 1}:
+def _note_few_whole(parts: Sequence[Tensor], name: str) -> None:
+    """Say that numbers to predict that are 0.0, 1.0 and so on, a few of them, may be classes."""
+    values = torch.cat([part.unique() for part in parts]).unique().tolist()
+    count = len(values)
+    if 2 <= count <= FEW_CLASSES and values == list(range(count)):
         warnings.warn(
-            f"y of '{name}' has only the numbers 0.0 and 1.0, and floats are numbers to predict (a "
-            "regression); if they are classes, give integers (y.astype(int)) or classes=2, and if "
-            "not, classes=None.",
+            f"y of '{name}' has only the numbers 0.0 {'to' if count > 2 else 'and'} "
+            f"{values[-1]}, and floats are numbers to predict (a regression); if they are classes, "
+            f"give integers (y.astype(int)) or classes={count}, and if not, classes=None.",
             stacklevel=6,
         )
 

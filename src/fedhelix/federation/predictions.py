@@ -157,6 +157,9 @@ def _prepared(data: Dataset, x: Any) -> Inputs:
     fields = data.fields
     features = features_of(x, data.columns, None if fields is None else fields.keywords)
     samples = read_inputs(features, "x")
+    tensors = samples.tensors.values() if isinstance(samples, Parts) else [samples]
+    if any(len(part) and not part.numel() for part in tensors):
+        raise UserError("sample 0 of x is empty; leave it out.")
     if isinstance(samples, Tensor):
         check_finite("the new samples", "x", samples)
         if samples.shape == (0,):  # an empty list
