@@ -3,7 +3,7 @@
 import pytest
 
 from fedhelix import UserError
-from fedhelix.components.accounting import LOSS_GRID, ORDERS, Accounting
+from fedhelix.components.accounting import LOSS_GRID, ORDERS, Accounting, Ledger
 
 dp = pytest.importorskip("dp_accounting")
 RELATION = dp.NeighboringRelation
@@ -87,3 +87,11 @@ def test_what_an_accountant_does_not_know_is_refused(cohorts, queries):
     for ask in (lambda: accounting.noise(8, {0.1: 3}), lambda: accounting.epsilon(1.0, {0.1: 3})):
         with pytest.raises(UserError, match="use accountant = rdp"):
             ask()
+
+
+def test_a_clients_own_count_raises_the_ledger_and_never_lowers_it():
+    books = Ledger(Accounting("rdp", "public", 1e-5), 1.0, 8.0, {"0": {"1.0": 2}})
+    assert books.at_least(0, 1.0, 5).spent == {"0": {"1.0": 5}}
+    assert books.at_least(0, 0.5, 5).spent == {"0": {"1.0": 2, "0.5": 3}}
+    assert books.at_least(0, 1.0, 2) is books and books.at_least(0, 1.0, 1) is books
+    assert books.at_least(1, 1.0, 3).spent == {"0": {"1.0": 2}, "1": {"1.0": 3}}

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from fedhelix import UserError
-from fedhelix.core.errors import EngineFailure
+from fedhelix.core.errors import EngineFailure, NoMoreRounds
 from fedhelix.deploy import messages
 from fedhelix.deploy.site import Site
 from fedhelix.deploy.site_state import MODEL, SiteState, rounds_of
@@ -276,3 +276,80 @@ def test_a_site_remembers_that_its_folder_is_an_older_copy(tmp_path):
             SiteState(tmp_path / "kept").go_on_once(3, counted, is_spent=True)
     state.write_sent({"round": 2})
     SiteState(tmp_path / "kept").go_on_once(3, 0, is_spent=True)
+
+
+NOISY = {"method.noise": 1.0, "method.epsilon": 1e3, "clients": 3}
+BY_CLIENTS = {"method.noise_by": "clients"}
+
+
+def epsilons(record):
+    return list(record["metadata"]["epsilon"].values())
+
+
+def undisturbed(data, rounds):
+    """What clients have spent after each of so many rounds of a simulation."""
+    spec = make_spec("private", {**SMALL, **NOISY, "rounds": rounds, "data": data})
+    run = spec.config.federation(spec.method).fit(rounds, quiet=True)
+    return [epsilons(record) for record in run.records]
+
+
+@pytest.mark.filterwarnings("ignore:training has diverged", "ignore:the run ends after")
+@pytest.mark.parametrize(
+    ("method", "more"), [("private", {}), ("private", BY_CLIENTS), ("secure+private", BY_CLIENTS)]
+)
+def test_rounds_that_a_restored_server_has_forgotten_cost_budget(method, more, tmp_path):
+    data = small_images(tmp_path)
+    costs = undisturbed(data, 7)
+    run, backup = tmp_path / "run", tmp_path / "backup"
+
+    def fit(rounds, budget=1e3, resume=True):
+        asked = {**SMALL, **NOISY, **more, "rounds": rounds, "data": data}
+        spec = make_spec(method, {**asked, "method.epsilon": budget})
+        fed = InProcessDeployment(tmp_path, 3, data, common=True).federation(spec)
+        return fed.fit(rounds, out=run, resume=resume, quiet=True)
+
+    fit(1, resume=False)
+    shutil.copytree(run, backup)
+    fit(3)
+    shutil.rmtree(run)
+    shutil.copytree(backup, run)
+    restored = fit(7)
+    assert [len(record["missing"]) for record in restored.records] == [0, 3, 3, 0, 0, 0, 0]
+    # Rounds 2 and 3 have left the sites already, and count from the moment they say so.
+    expected = [costs[0], costs[2], costs[2], *costs[3:]]
+    for record, cost in zip(restored.records, expected, strict=True):
+        assert epsilons(record) == pytest.approx(cost)
+
+
+@pytest.mark.filterwarnings("ignore:training has diverged", "ignore:the run ends after")
+@pytest.mark.parametrize(("method", "more"), [("private", {}), ("secure+private", BY_CLIENTS)])
+def test_a_site_takes_no_part_while_the_server_counts_too_little(method, more, tmp_path):
+    """A server that crashed after the sites had sent, and before it wrote the round down."""
+    data = small_images(tmp_path)
+    costs = undisturbed(data, 5)
+    asked = {**SMALL, **NOISY, **more, "rounds": 7, "data": data}
+    budget = costs[4][0] + 1e-9  # for five rounds
+    deployment = InProcessDeployment(tmp_path, 3, data, common=True)
+    honest = dict(deployment.grid.answers)
+
+    def losing(answer):
+        def lost(content):
+            header = messages.read(sent := answer(content)).header
+            return (
+                RuntimeError("lost") if (header["kind"], header["round"]) == ("train", 2) else sent
+            )
+
+        return lost
+
+    deployment.grid.answers = {node: losing(answer) for node, answer in honest.items()}
+    fed = deployment.federation(make_spec(method, {**asked, "method.epsilon": budget}))
+    records = []
+    with pytest.raises(NoMoreRounds, match="is spent: no client can take part in round 7"):
+        for record, _ in fed.run_rounds(7):
+            records.append(record)
+    assert [len(record["missing"]) for record in records] == [0, 0, 3, 3, 0, 0]
+    for why in records[3]["missing"].values():
+        assert "has answered 3 rounds with noise, and the server counts 2; it counts all" in why
+    counted = [1, 2, 2, 3, 4, 5]
+    for record, rounds in zip(records, counted, strict=True):
+        assert epsilons(record) == pytest.approx(costs[rounds - 1])

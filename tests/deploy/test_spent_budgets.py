@@ -142,7 +142,7 @@ def test_a_site_that_spent_its_budget_on_what_came_too_late_is_not_drawn(sites, 
     assert records[-1]["metadata"]["budget_spent"] == [0, 1, 2]
     again = transport.Transport(sites.grid, sites.policy)
     remember_spent(again, folder, fed.engine.registry)  # by a server that was started again
-    assert again.exhausted == {"site-0", "site-1", "site-2"}
+    assert again.spending.exhausted == {"site-0", "site-1", "site-2"}
 
 
 def test_a_site_whose_answers_were_lost_is_not_drawn_after_it_has_refused(sites):

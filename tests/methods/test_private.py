@@ -189,6 +189,21 @@ def test_secret_cohorts_of_a_fixed_size_are_drawn_without_replacement():
     )
 
 
+@pytest.mark.parametrize(("cohorts", "rounds"), [("public", [5, 2]), ("secret", [5, 5])])
+def test_rounds_that_clients_count_themselves_are_charged(cohorts, rounds):
+    """Of secret cohorts, every lost round has cost everybody, whoever took part."""
+    method = Private(epsilon=1e3, noise=1.0, cohorts=cohorts)
+    fed = small(method, participation="bernoulli")
+    ctx = replace(fed.context(3, 9), counted={0: 4})
+    books = {"noise": 1.0, "ledger": {str(i): {repr(method._rate(i, ctx)): 1} for i in (0, 1)}}
+    server = {"model": fed.initial, "privacy": {**books, "clip": torch.tensor(1.0)}}
+    for client, expected in enumerate(rounds):
+        payload = method.download(server, client, ctx)
+        assert method.counted(payload) == expected
+    charged = method._charged_books(server, [0, 1], ctx)["ledger"]
+    assert [sum(charged[str(i)].values()) for i in (0, 1)] == rounds
+
+
 def test_a_client_whose_budget_is_spent_takes_part_no_more():
     """Noise for two rounds: nobody works in a third, and the run ends when all have spent."""
     noise = Accounting("rdp", "public", 1e-5).noise(10.0, {1.0: 2})

@@ -117,6 +117,11 @@ class Ledger:
         before = dict(self.spent.get(str(client), {}))
         return {**before, repr(rate): before.get(repr(rate), 0) + more}
 
+    def at_least(self, client: int, rate: float, rounds: int) -> Ledger:
+        """The same where a client has answered so many rounds by its own count."""
+        missing = rounds - sum(self.spent.get(str(client), {}).values())
+        return replace(self, spent=self.charged({client: rate}, missing)) if missing > 0 else self
+
     def allows(self, client: int, rate: float, more: int = 1) -> bool:
         """Whether a client's budget lasts for more rounds."""
         return self.epsilon_after(client, rate, more) <= self.budget

@@ -177,6 +177,9 @@ class Context(HasRenamed):
     train: Callable[[State, int], State] | None = None
     metadata: dict[str, Any] = field(default_factory=dict)  # what the method wants recorded
     deployed: bool = False  # the clients are real sites, whom noise protects
+    # Rounds with noise that clients have answered by their own count, which a crash or a backup may
+    # have put ahead of the server's.
+    counted: Mapping[int, int] = field(default_factory=dict)
 
     renamed: ClassVar = {"units": "layers", "notes": "metadata"}
 

@@ -23,6 +23,20 @@ def budget(method: Method) -> float:
     return sum(part.epsilon for part in chain(method) if isinstance(part, Budgeted)) or math.inf
 
 
+def check_counted(method: Method, payload: Tree, answered: float) -> None:
+    """Refuse a round if the server's count of the site's rounds with noise, by which it bounds
+    their epsilon, has not grown since the last one that the site has answered.
+    """
+    for part in chain(method):
+        if not isinstance(part, Budgeted) or (counted := part.counted(payload)) is None:
+            continue
+        if counted <= answered:
+            raise UserError(
+                f"this site has answered {answered:g} rounds with noise, and the server counts "
+                f"{counted - 1}; it counts all of them from the next round on."
+            )
+
+
 def spent_by_round(setup: Setup, task: ClientTask, client_state: Tree) -> dict[str, Any]:
     """What the answer of a round says of the site's privacy budget: epsilon and delta, and whether
     it is spent. Then the site's log says so too.
@@ -33,6 +47,8 @@ def spent_by_round(setup: Setup, task: ClientTask, client_state: Tree) -> dict[s
             continue
         epsilon = part.spent(task.payload, client_state)
         fields |= {"epsilon": epsilon, "delta": part.delta}
+        if (counted := part.counted(task.payload)) is not None:
+            fields["noisy_rounds"] = counted
         if part.is_last(task.payload, client_state, setup.training.epochs):
             fields["spent"] = True
             say(

@@ -323,7 +323,13 @@ class RemoteEngine(Engine):
         """The clients whose sites count their own epsilon and have said that it is spent."""
         if not self.setup.method.capabilities.sample_gradients:
             return []
-        return sorted(map(self.registry.client_of, self.transport.exhausted))
+        return sorted(map(self.registry.client_of, self.transport.spending.exhausted))
+
+    @property
+    def counted(self) -> dict[int, int]:
+        """How many rounds with noise sites say that they have answered, by client."""
+        rounds = self.transport.spending.rounds.items()
+        return {self.registry.client_of(site): count for site, count in rounds}
 
     def _spent(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
         """The epsilon of every client and whose budget is spent, as sites know it too.
@@ -333,7 +339,7 @@ class RemoteEngine(Engine):
         aggregated, so the larger number counts.
         """
         spent = dict(metadata.get("epsilon", {}))
-        for site, epsilon in self.transport.spent.items():
+        for site, epsilon in self.transport.spending.epsilon.items():
             client = str(self.registry.client_of(site))
             if epsilon > spent.get(client, 0.0) * (1 + ROUNDING):
                 spent[client] = epsilon

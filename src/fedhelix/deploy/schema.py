@@ -132,7 +132,13 @@ ANSWER: Schema = {
     "state_of": optional(whole(0, 10**9)),
     "anew": optional(FLAG),
 }
-BUDGET: Schema = {"epsilon": optional(EPSILON), "delta": optional(REAL), "spent": optional(FLAG)}
+# `noisy_rounds`: how many rounds with noise the site has answered.
+BUDGET: Schema = {
+    "epsilon": optional(EPSILON),
+    "delta": optional(REAL),
+    "spent": optional(FLAG),
+    "noisy_rounds": optional(whole(0, 10**9)),
+}
 ERROR: Schema = {
     "error": ANY_TEXT,
     "opens_in": optional(TIME),

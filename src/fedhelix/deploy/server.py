@@ -68,8 +68,9 @@ def remember_spent(transport: Transport, folder: RunFolder, registry: SiteRegist
     """In a run that goes on, the last record says what every site has spent."""
     last = (folder.records() or [{}])[-1].get("metadata", {})
     spent, over = last.get("epsilon", {}), last.get("budget_spent", [])
-    transport.spent = {registry.sites[int(client)]: epsilon for client, epsilon in spent.items()}
-    transport.exhausted = {registry.sites[client] for client in over if str(client) in spent}
+    spending = transport.spending
+    spending.epsilon = {registry.sites[int(client)]: epsilon for client, epsilon in spent.items()}
+    spending.exhausted = {registry.sites[client] for client in over if str(client) in spent}
 
 
 def keep_log(federation: Federation, log: AuditLog) -> Callable[[Record], None]:

@@ -18,7 +18,7 @@ from fedhelix.core.tree import State, Tree, payload_bytes, to_device
 from fedhelix.data.scaling import large_inputs
 from fedhelix.deploy import messages
 from fedhelix.deploy.audit_log import AuditLog, fingerprint, shapes
-from fedhelix.deploy.budgets import Budgets, spent_by_round
+from fedhelix.deploy.budgets import Budgets, check_counted, spent_by_round
 from fedhelix.deploy.code import SiteCode
 from fedhelix.deploy.key_ring import KeyRing
 from fedhelix.deploy.logs import say, write_traceback
@@ -211,6 +211,7 @@ class Site:
                     f"already; {GONE_BACK}"
                 )
             return to_device(sent, setup.device)
+        check_counted(setup.method, task.payload, kept.spent().get("noisy_rounds", 0))
         begun = time.monotonic()
         result = run_client(setup, task)
         took = human_seconds(time.monotonic() - begun)

@@ -153,9 +153,10 @@ class SiteState:
         return load(self._sent_path) if self.has_sent else {"round": -1}
 
     def spent(self) -> dict[str, float]:
-        """The epsilon and delta that the last answer to a round had, if any."""
+        """What the last answer to a round said of the privacy budget, if any."""
         fields = self._last_sent().get("fields", {})
-        return {name: fields[name] for name in ("epsilon", "delta") if name in fields}
+        names = ("epsilon", "delta", "noisy_rounds")
+        return {name: fields[name] for name in names if name in fields}
 
     def write_sent(self, answer: Tree) -> None:
         """Store the answer of a round before it leaves."""

@@ -24,6 +24,7 @@ from fedhelix.deploy.policy import GO_ON, RoundPolicy, also
 from fedhelix.deploy.registry import SiteDescription
 from fedhelix.deploy.requests import Exchanges, PendingRequest, Replies, Request
 from fedhelix.deploy.schema import clipped
+from fedhelix.deploy.spending import Spending
 from fedhelix.deploy.waiting import Waiting, poll_interval
 
 REFRESH_SECONDS = 1.0  # between updates of who is connected
@@ -43,8 +44,7 @@ class Transport:
     reached: set[str] = field(default_factory=set)  # sites to which the last request went
     received: int = 0
     dropped: dict[str, str] = field(default_factory=dict)  # whose answer was dropped, and why
-    spent: dict[str, float] = field(default_factory=dict)  # epsilon, as sites count their own
-    exhausted: set[str] = field(default_factory=set)  # sites that said their budget is spent
+    spending: Spending = field(default_factory=Spending)
     # Nodes that are no sites of the run: who they are, and why.
     left_out: dict[int, tuple[str, str]] = field(default_factory=dict)
     # What is wrong with the description of a site that comes later, if anything.
@@ -300,7 +300,7 @@ class Transport:
             request.received = fingerprint(content)
             answer = messages.read_answer(content, request.header["kind"], max_bytes)
             if request.site:
-                self._count(request.site, answer.header)  # refusals say what is spent, too
+                self.spending.read(request.site, answer.header)  # refusals have it, too
             if "error" in answer.header:
                 request.pause = answer.header.get("opens_in") or request.pause
                 return f"answered: {clipped(answer.header['error'])}"
@@ -312,13 +312,6 @@ class Transport:
         except Exception as problem:
             return f"sent an answer that cannot be read: {clipped(repr(problem))}"
         return answer
-
-    def _count(self, site: str, header: Mapping[str, Any]) -> None:
-        """What a site says of its privacy budget."""
-        if (spent := header.get("epsilon")) is not None:
-            self.spent[site] = max(spent, self.spent.get(site, 0.0))
-        if header.get("spent"):
-            self.exhausted.add(site)
 
     def _identify(self, request: PendingRequest, answer: Message | str) -> None:
         """Store which site a node is; a name that belongs to another key is refused."""

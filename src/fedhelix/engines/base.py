@@ -80,6 +80,11 @@ class Engine(ABC):
         return ()
 
     @property
+    def counted(self) -> Mapping[int, int]:
+        """How many rounds with noise clients say that they have answered; a simulation loses none."""
+        return {}
+
+    @property
     def used(self) -> str:
         """The name of the engine that does the work, which may be another one's."""
         return self.name

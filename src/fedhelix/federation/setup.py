@@ -293,6 +293,7 @@ class FederationSetup:
             epochs=self.settings.epochs,
             since=(self.settings.newcomers_after or 0) if arrived else 0,
             deployed=self.engine.deployed,
+            counted=self.engine.counted,
             score=self.scorer(self.reserve.scoring),
             score_on=self._score_on if len(self.reserve.scoring) else None,
             train=partial(self.engine.train, self.reserve.all) if len(self.reserve.all) else None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -57,6 +57,10 @@ class Budgeted(Wrapper):
             )
         return [client for client in cohort if client in able]
 
+    def counted(self, payload: Tree) -> int | None:
+        """Client: the number of its rounds with noise, if the server counts them."""
+        return None
+
     def spent(self, payload: Tree, client_state: Tree) -> float:
         """Client: its epsilon after a round, by what it received and what it keeps."""
         raise NotImplementedError
@@ -75,6 +79,9 @@ class Budgeted(Wrapper):
 
     def _sums(self, ctx: Context) -> int:
         return 1
+
+    def _counted(self, ctx: Context) -> Mapping[int, int]:
+        return {}
 
     # Its books ----------------------------------------------------------------------------------
 
@@ -123,4 +130,7 @@ class Budgeted(Wrapper):
         return [i for i in ctx.present if ledger.allows(i, self._rate(i, ctx), sums)]
 
     def _ledger(self, books: Tree, ctx: Context) -> Ledger:
-        return Ledger(self._accounting(ctx), books["noise"], self.epsilon, books["ledger"])
+        ledger = Ledger(self._accounting(ctx), books["noise"], self.epsilon, books["ledger"])
+        for client, rounds in self._counted(ctx).items():
+            ledger = ledger.at_least(client, self._rate(client, ctx), rounds)
+        return ledger

@@ -96,6 +96,7 @@ class Private(Budgeted):
             name: torch.tensor(ledger.epsilon_after(client, rate, rounds), device=ctx.device)
             for name, rounds in (("epsilon", 1), ("next", 2))
         }
+        spent["rounds"] = torch.tensor(sum(ledger.after(client, rate).values()), device=ctx.device)
         payload = self.inner.download(server, client, ctx)
         return {**payload, "privacy": self._rule(privacy, ctx), "spent": spent}
 
@@ -133,6 +134,10 @@ class Private(Budgeted):
             update, short = update + clip * noise[:-1], short + COUNT_NOISE * noise[-1] / 2
         count = {} if self.quantile is None else {"privacy": {"short": short}}
         return {"model": moved(origin, update), **count}, kept
+
+    def counted(self, payload: Tree) -> int:
+        """Client: as the server counts them, with this one."""
+        return int(payload["spent"]["rounds"])
 
     def spent(self, payload: Tree, client_state: Tree) -> float:
         """Client: its epsilon after a round, as the server counts it."""
@@ -178,6 +183,11 @@ class Private(Budgeted):
 
     def _rate(self, client: int, ctx: Context) -> float:
         return 1.0 if self.cohorts == "public" else ctx.sampling.rates[client]
+
+    def _counted(self, ctx: Context) -> Mapping[int, int]:
+        if self.cohorts == "public" or not ctx.counted:
+            return ctx.counted
+        return dict.fromkeys(ctx.present, max(ctx.counted.values()))  # each counts for everybody
 
     def _accounting(self, ctx: Context) -> Accounting:
         queries = (1.0,) if self.quantile is None else (1.0, COUNT_NOISE)
