@@ -265,8 +265,7 @@ def test_noise_that_is_none_is_refused_by_the_methods_themselves(ask, tmp_path):
     header = {"experiment": EXPERIMENT, "client": 0, "spec": json.dumps(_public(spec))}
     for noise in (-1.0, 0.0, math.nan, math.inf):
         rule = {"share": torch.tensor(noise), "clip": torch.tensor(1.0)}
-        content = messages.write(
-            {**header, "kind": "train", "round": 0}, {"payload": {"privacy": rule}}
-        )
+        payload = {"privacy": rule, "spent": {"rounds": torch.tensor(1)}}
+        content = messages.write({**header, "kind": "train", "round": 0}, {"payload": payload})
         said = messages.read(site.answer(content)).header["error"]
         assert "private uploads nothing with a noise of" in said
