@@ -444,6 +444,20 @@ def test_a_damaged_metrics_file_is_named(cli, tmp_path):
     assert done.code == 2 and "'mine/metrics.jsonl' was changed" in done.err
 
 
+def test_a_damaged_summary_is_made_anew(cli, tmp_path):
+    cli("run", "fedavg", *SMALL, "--out", "mine")
+    summary = tmp_path / "mine" / "summary.json"
+    whole = summary.read_bytes()
+    summary.write_text("garbage")
+    for command in (("resume", "mine"), ("report", "mine")):
+        done = cli(*command)
+        assert done.code == 2 and "without one, delete it and resume the run.\n" in done.err
+    summary.unlink()
+    assert cli("resume", "mine").code == 0
+    new = json.loads(summary.read_bytes())
+    assert new["final_accuracy"] == json.loads(whole)["final_accuracy"]
+
+
 def test_what_is_said_of_a_damaged_metrics_file_helps(cli, tmp_path):
     cli("run", "fedavg", *SMALL, "--out", "mine")
     metrics = tmp_path / "mine" / "metrics.jsonl"

@@ -1,10 +1,12 @@
+import json
 import os
 import signal
 import socket
 
 import pytest
 
-from fedhelix.deploy.localhost import free_port, signals_ignored
+from fedhelix.deploy import localhost
+from fedhelix.deploy.localhost import STATE_FILE, free_port, signals_ignored
 from fedhelix.deploy.node import only_process
 from fedhelix.store.lock import Lock
 
@@ -51,3 +53,14 @@ def test_an_address_of_another_machine_is_told(cli, monkeypatch):
     cli("deploy", "keys")
     ended = cli("deploy", "serve", "--host=192.0.2.1", f"--port={free_port()}")
     assert ended.code == 2 and "no server can listen on 192.0.2.1:" in ended.err
+
+
+def test_commands_of_the_server_find_what_up_has_started(cli, tmp_path, monkeypatch):
+    usual, started = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    monkeypatch.setattr(localhost, "SERVER", usual)
+    cli("deploy", "keys")
+    for here in (usual, started):
+        for words in (["sites"], ["expel", "a"]):
+            done = cli("deploy", *words)
+            assert done.code == 2 and f"there is no SuperLink at {here}" in done.err
+        (tmp_path / "deployment" / STATE_FILE).write_text(json.dumps({"address": started}))

@@ -223,6 +223,21 @@ def test_the_page_in_a_browser(chosen, make_run, tmp_path, browser: Browser):
 
 
 @needs_chromium
+def test_an_axis_has_two_ticks_at_least_and_few(chosen, tmp_path, browser: Browser):
+    (tmp_path / "report.html").write_text(html(chosen), encoding="utf-8")
+    browser.open(
+        f"file://{tmp_path}/report.html", wait_for="document.querySelector('.curves .line')"
+    )
+    assert browser.evaluate("ticks(1, 37, 3, 1)") == [10, 20, 30]
+    assert browser.evaluate("ticks(1, 12, 3, 1)") == [5, 10]
+    found = browser.evaluate(
+        "[...Array(400).keys()].map((n) => [n + 2, ticks(1, n + 2, 3, 1)])"
+        ".filter(([high, some]) => some.length < 2 || some.length > 5 || some.at(-1) > high)"
+    )
+    assert found == []
+
+
+@needs_chromium
 def test_axes_of_accuracies_end_at_0_and_100_percent(chosen, tmp_path, browser: Browser):
     (tmp_path / "report.html").write_text(html(chosen), encoding="utf-8")
     browser.open(

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 Folder = Annotated[
     Path, typer.Option("--folder", help="Keys, logs and state of the deployment lie here.")
 ]
-Server = Annotated[str, typer.Option(help="The server's HOST:PORT, on its own machine.")]
 Superlink = Annotated[
     str | None, typer.Option(help="HOST:PORT on the server's machine (default: what is up here).")
 ]
+Server = Annotated[str | None, typer.Option(help=f"HOST:PORT (default: what is up, or {SERVER}).")]
 BegunWith = Annotated[
     str | None,
     typer.Option(help="HOST:PORT on the server's machine (default: as the run was begun)."),
@@ -152,7 +152,7 @@ def admit(
         list[str],
         typer.Argument(metavar="SITE...", help="Names of sites, whose SITE.pub are in keys/."),
     ],
-    superlink: Server = SERVER,
+    superlink: Server = None,
     folder: Folder = FOLDER,
 ) -> None:
     """Register the public keys of sites; a key that a site had before is withdrawn."""
@@ -164,7 +164,7 @@ def admit(
 
 def expel(
     sites: Annotated[list[str], typer.Argument(metavar="SITE...", help="Names of sites.")],
-    superlink: Server = SERVER,
+    superlink: Server = None,
     folder: Folder = FOLDER,
 ) -> None:
     """Withdraw the keys of sites permanently."""
@@ -174,7 +174,7 @@ def expel(
             print(f"{name} is expelled; its key is revoked.")
 
 
-def sites(superlink: Server = SERVER, folder: Folder = FOLDER) -> None:
+def sites(superlink: Server = None, folder: Folder = FOLDER) -> None:
     """List the sites whose keys are admitted, and say which of them are connected."""
     with _control(superlink, folder) as control:
         admitted, connected = control.admitted(), control.connected()
@@ -215,8 +215,7 @@ def restore(
         f"expel SITE{where(None, folder)}` withdraws a key."
     )
     for run in runs:
-        options = where(SERVER, folder)
-        print(f"go on with: fedhelix deploy resume {shlex.quote(str(run))}{options}")
+        print(f"go on with: fedhelix deploy resume {shlex.quote(str(run))}{where(SERVER, folder)}")
     if runs:
         print(f"(instead of {SERVER}, give the address that the server listens on)")
 
@@ -232,12 +231,13 @@ def deployment(superlink: str | None, folder: Path) -> tuple[Control, dict[str, 
     return _control(state["address"], folder), {"clients": len(state["sites"]), **state["settings"]}
 
 
-def _control(superlink: str, folder: Path) -> Control:
+def _control(superlink: str | None, folder: Path) -> Control:
     """A client of the SuperLink's Control API that trusts the deployment's own authority."""
     need_flower()
     from fedhelix.deploy.control import Control
+    from fedhelix.deploy.localhost import address
 
-    return Control(superlink, folder)
+    return Control(superlink or address(folder), folder)
 
 
 @partial(settings, hidden=submit.SIMULATION_SETTINGS)

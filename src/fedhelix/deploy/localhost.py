@@ -29,7 +29,7 @@ from typing import Any
 from fedhelix.core.errors import EngineFailure, UserError
 from fedhelix.core.files import remove_leftovers, write_atomically
 from fedhelix.deploy.control import Control
-from fedhelix.deploy.hints import where
+from fedhelix.deploy.hints import SERVER, where
 from fedhelix.deploy.keys import last_day, make_certificates, make_site_key, validity
 from fedhelix.deploy.logs import say
 from fedhelix.deploy.node import only_process
@@ -314,6 +314,11 @@ class LocalDeployment:
                 process.stop()
             (self.folder / STATE_FILE).unlink(missing_ok=True)
             self._lock.release()
+
+
+def address(folder: Path) -> str:
+    """Where the server of a folder listens: as that of `fedhelix up` says, or by default."""
+    return str(read_state(folder)["address"]) if (folder / STATE_FILE).exists() else SERVER
 
 
 def read_state(folder: Path) -> dict[str, Any]:

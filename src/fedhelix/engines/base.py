@@ -81,7 +81,7 @@ class Engine(ABC):
 
     @property
     def counted(self) -> Mapping[int, int]:
-        """How many rounds with noise clients say that they have answered; a simulation loses none."""
+        """Rounds with noise that clients say they have answered; a simulation loses none."""
         return {}
 
     @property

@@ -227,7 +227,7 @@ class RunFolder:
     def summary(self) -> dict[str, Any] | None:
         """The result, or None if the run has not written one, or if somebody has deleted it."""
         if self._summary_path.exists():
-            self._check(self._summary_path.name)
+            self._check(self._summary_path.name, "; without one, delete it and resume the run")
         return read_json(self._summary_path)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:

@@ -233,8 +233,9 @@ class Natural(Partition):
         ids = data.owners if self.ids is None else np.asarray(self.ids)
         if ids is None:
             raise UserError(
-                f"'{data.name}' does not say who owns which sample; "
-                "give ids, one for each training sample."
+                f"'{data.name}' does not say who owns which sample; give an npz file the array "
+                "'owners', or partition.natural(ids) an owner of each training sample, or use "
+                "another partition, such as dirichlet:0.3."
             )
         if ids.shape != (len(data.y),):
             raise UserError(

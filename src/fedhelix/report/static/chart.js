@@ -31,13 +31,17 @@ function figure(value, percent) {
 // A tick: a round number, which keeps all its digits, so that neighbours differ.
 const mark = (value) => (Math.abs(value) >= 1000 ? figure(value) : String(Number(value.toPrecision(10))));
 
-// Round steps, at most `most` of them, of at least `least`.
+// Round steps of at least `least`, at most `most` of them, unless only one would be left.
 function ticks(low, high, most, least = 0) {
-  const span = high - low || 1;
-  const power = Math.max(10 ** Math.floor(Math.log10(span / most)), least);
-  const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => span / size <= most) || 10 * power;
-  const values = [];
-  for (let n = Math.ceil(low / step - 1e-9); n * step <= high + step * 1e-9; n++) values.push(Number((n * step).toPrecision(12)));
+  const power = Math.max(10 ** Math.floor(Math.log10((high - low || 1) / most)), least);
+  let values = [];
+  for (const step of [1, 2, 5, 10].map((factor) => factor * power)) {
+    const coarser = [];
+    for (let n = Math.ceil(low / step - 1e-9); n * step <= high + step * 1e-9; n++) coarser.push(Number((n * step).toPrecision(12)));
+    if (values.length > 1 && coarser.length < 2) break;
+    values = coarser;
+    if (values.length <= most) break;
+  }
   return values;
 }
 
