@@ -102,6 +102,24 @@ def test_a_run_ends_when_fewer_sites_have_budget_left_than_a_round_needs(sites):
     assert folder.rounds_saved == 2
 
 
+def test_bytes_of_a_run_that_ends_by_its_budget_have_its_last_evaluation(sites):
+    folder, _ = begin(sites, 4, terms=["minimum=2"])
+    seen = {"sent": 0, "received": 0}
+    for node, answer in list(sites.grid.answers.items()):
+
+        def counted(content, answer=answer):
+            seen["sent"] += len(content)
+            if isinstance(reply := answer(content), bytes):
+                seen["received"] += len(reply)
+            return reply
+
+        sites.grid.answers[node] = counted
+    with pytest.warns(UserWarning, match="the privacy budget is spent"):
+        submit.follow(Link(sites.grid), folder, quiet=True)
+    records = RunFolder.open(folder.path).records()
+    assert {key: sum(record["wire"][key] for record in records) for key in seen} == seen
+
+
 @pytest.mark.parametrize("method", list(NOISE))
 def test_cohorts_are_drawn_from_the_sites_with_budget_left(sites, method):
     """One site of three in a round, two rounds each: none is empty, as in the simulation."""

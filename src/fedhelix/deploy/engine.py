@@ -305,18 +305,24 @@ class RemoteEngine(Engine):
 
     def report(self, metadata: dict[str, Any]) -> dict[str, Any]:
         """Bytes sent and received, the slowest sites' seconds, and answers that were dropped."""
-        transport = self.transport
-        wire = {
-            "sent": transport.sent,
-            "received": transport.received,
-            "site_seconds": self._site_seconds,
-        }
-        report: dict[str, Any] = {"wire": wire, "metadata": metadata | self._spent(metadata)}
-        if transport.dropped:
-            report["troubles"] = dict(transport.dropped)
-        transport.sent, transport.received, self._site_seconds = 0, 0, 0.0
-        transport.dropped.clear()
+        dropped, metadata = self.transport.dropped, metadata | self._spent(metadata)
+        report: dict[str, Any] = {"wire": self._wire(), "metadata": metadata}
+        if dropped:
+            report["troubles"] = dict(dropped)
+        dropped.clear()
         return report
+
+    def report_again(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """The bytes and seconds of a record, with those since then."""
+        return {"wire": {key: more + record["wire"][key] for key, more in self._wire().items()}}
+
+    def _wire(self) -> dict[str, float]:
+        """Bytes sent and received, and the slowest sites' seconds, since the last look."""
+        transport = self.transport
+        seen: dict[str, float] = {"sent": transport.sent, "received": transport.received}
+        seen["site_seconds"] = self._site_seconds
+        transport.sent, transport.received, self._site_seconds = 0, 0, 0.0
+        return seen
 
     @property
     def spent(self) -> list[int]:

@@ -109,10 +109,10 @@ class Transport:
         """Send requests; those to nodes that Flower does not know any more are held."""
         for request in requests:
             request.activated = self._activated.get(request.node, "")
-            self.sent += len(request.content)
         outgoing = [request.message() for request in requests]
         keys = list(self.grid.push_messages(outgoing)) if outgoing else []
         sent = list(zip(keys, requests, strict=True))
+        self.sent += sum(len(request.content) for key, request in sent if key)
         self._pending |= {key: request for key, request in sent if key}
         self.reached |= {request.site for key, request in sent if key and request.site}
         self._held += [request for key, request in sent if request.site and not key]
