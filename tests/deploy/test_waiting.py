@@ -4,6 +4,7 @@ import numpy as np
 
 from fedhelix.deploy import messages, notices, submit, transport, waiting
 from fedhelix.deploy.policy import UNTAKEN, RoundPolicy
+from fedhelix.deploy.readiness import wait_for_return
 from fedhelix.runs.spec import make_spec
 from in_process import InProcessDeployment, Link, small_images
 
@@ -42,7 +43,7 @@ def test_a_run_that_goes_on_waits_for_the_sites_that_are_away_alone(tmp_path, mo
     deployment, said = InProcessDeployment(tmp_path, 2), []
     server = transport.Transport(deployment.grid, RoundPolicy(grace=0.5))
     monkeypatch.setattr(server.waiting, "say", said.append)
-    server.wait_for_return(["site-0", "site-1", "ulm"])
+    wait_for_return(server, ["site-0", "site-1", "ulm"])
     assert said[-1] == "waits at most 0.5 s for ulm (connected: site-0, site-1)"
 
 

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from fedhelix.core.errors import EngineFailure, NoMoreRounds, UnusableMessage, UserError
+from fedhelix.core.errors import EngineFailure, UnusableMessage, UserError
 from fedhelix.core.tree import State, Tree, drop, to_device
 from fedhelix.deploy import messages
+from fedhelix.deploy.budgets import budget
 from fedhelix.deploy.consistency import inconsistent_trees
 from fedhelix.deploy.messages import Message
 from fedhelix.deploy.policy import GO_ON, UNTAKEN, also
+from fedhelix.deploy.readiness import wait_for_budget, wait_for_minimum, why_not_asked
 from fedhelix.deploy.registry import SiteRegistry
 from fedhelix.deploy.requests import Request
 from fedhelix.deploy.transport import Transport
@@ -54,6 +56,7 @@ class RemoteEngine(Engine):
         self.missing: dict[int, str] = {}
         self._refusing: dict[int, None] = {}  # of a round: who did answer, but unusably
         self._counted = 0  # rounds up to the last one that had enough answers
+        self._spends = budget(setup.method) < math.inf
         self._worked = False  # whether a round had enough answers since this engine was made
         self._said: dict[int, str] = {}  # why clients refused rounds with too few answers
         self._site_seconds = 0.0  # work of the slowest sites
@@ -142,11 +145,15 @@ class RemoteEngine(Engine):
         self._count(tasks)
         self.reached, self.unused = set(), []
         self._refusing.clear()
+        clients = [task.client for task in tasks]
+        if self._spends and (idle := why_not_asked(self.transport, self.registry, clients)):
+            self.missing, self.exchanged = idle, self.exchanged and 0
+            return []
         results = self.results(tasks)
         least = self.transport.policy.minimum
         if len(results) < least:
             needed = max(least, self.needed(len(tasks)))
-            self._stop_if_hopeless([task.client for task in tasks], needed)
+            self._stop_if_hopeless(clients, needed)
             for client in results:
                 site = self.registry.sites[client]
                 self.missing[client] = f"{site} answered, but {least} answers are needed"
@@ -156,23 +163,14 @@ class RemoteEngine(Engine):
         return [results[task.client] for task in tasks if task.client in results]
 
     def _wait_for_sites(self) -> None:
-        """Before a round: wait for enough sites whose privacy budget lasts for it; where there are
-        too few of them, all further rounds would be empty.
+        """Before a round: wait for enough sites; where it spends budget, for those that have some
+        left and do not refuse.
         """
-        transport, registry, able = self.transport, self.registry, self.able
-        if able is None:
-            transport.wait_for_minimum(registry.sites)
-            return
-        least = max(transport.policy.minimum, self.needed(1))
-        if len(able) < least:
-            raise NoMoreRounds(
-                f"{len(able)} of {registry.capacity} sites have privacy budget left, and a round "
-                f"needs {least}; run fewer rounds, or raise noise or epsilon."
-            )
-        named = [site for client, site in enumerate(registry.sites) if client in able]
-        who = ", ".join(named) or "sites that have not joined yet"
-        words = f"{least} of those with privacy budget left: {who}"
-        transport.require(lambda: sum(map(self._is_connected, able)) >= least, words)
+        if self._spends or self.able is not None:
+            least = max(self.transport.policy.minimum, self.needed(1))
+            wait_for_budget(self.transport, self.registry, self.able, least)
+        else:
+            wait_for_minimum(self.transport, self.registry.sites)
 
     def needed(self, cohort: int) -> int:
         """How many clients of a cohort the method itself needs."""

@@ -136,6 +136,7 @@ BUDGET: Schema = {"epsilon": optional(EPSILON), "delta": optional(REAL), "spent"
 ERROR: Schema = {
     "error": ANY_TEXT,
     "opens_in": optional(TIME),
+    "policy": optional(FLAG),  # whether it is the site's policy that refuses
     **BUDGET,
 }
 SCORES: Schema = {"test": REAL, "test_loss": REAL, "valid": REAL, "used": SITE}
