@@ -12,6 +12,7 @@ from flwr.common.constant import ErrorCode
 
 from fedhelix.core.errors import EngineFailure, UserError
 from fedhelix.deploy import messages, notices, submit, transport
+from fedhelix.deploy.readiness import wait_for_count
 from fedhelix.deploy.server import remember_spent
 from fedhelix.deploy.site import Site
 from fedhelix.deploy.site_policy import SitePolicy
@@ -272,9 +273,9 @@ def test_a_site_outside_its_hours_is_asked_once_and_again_when_they_begin(tmp_pa
 
     disturb(deployment, noted, 2, "describe", rounds=(None,))
     server = deployment.federation(spec_for()).engine.transport
-    assert not server._wait(lambda: len(asked) > 1, 0.3, str)
+    assert not server.wait(lambda: len(asked) > 1, 0.3, str)
     deployment.sites[2].policy = SitePolicy()
-    assert server._wait(lambda: "site-2" in server.connected, 60.0, str) and len(asked) == 2
+    assert server.wait(lambda: "site-2" in server.connected, 60.0, str) and len(asked) == 2
 
 
 @pytest.mark.usefixtures("soon")
@@ -287,9 +288,9 @@ def test_a_site_that_refuses_for_another_reason_is_asked_seldom(tmp_path):
 
     disturb(deployment, refused, 2, "describe", rounds=(None,))
     server = deployment.federation(spec_for()).engine.transport
-    assert not server._wait(lambda: len(asked) > 1, 0.5, str)
+    assert not server.wait(lambda: len(asked) > 1, 0.5, str)
     server._ask_again.clear()  # a minute later
-    assert server._wait(lambda: len(asked) > 1, 5.0, str)
+    assert server.wait(lambda: len(asked) > 1, 5.0, str)
 
 
 @pytest.mark.usefixtures("soon")
@@ -450,7 +451,7 @@ def test_a_site_that_joins_later_takes_the_place_that_was_left_for_it(tmp_path):
         if record["round"] == 2:
             deployment.grid.answers[node] = newcomer
             fed.engine.transport._refreshed = 0
-            fed.engine.transport.wait_for_count(3)
+            wait_for_count(fed.engine.transport, 3)
     assert [sorted(record["missing"]) for record in records] == [["2"], ["2"], [], []]
     taken = [[0, 1], [0, 1], [0, 1, 2], [0, 1, 2]]
     assert [record["participants"] for record in records] == taken
@@ -471,7 +472,7 @@ def test_reports_call_a_site_that_joins_later_by_its_name(tmp_path):
         if record["round"] == 1:
             deployment.grid.answers[node] = newcomer
             fed.engine.transport._refreshed = 0
-            fed.engine.transport.wait_for_count(3)
+            wait_for_count(fed.engine.transport, 3)
 
     fed.fit(3, out=tmp_path / "run", quiet=True, watch=join)
     sites = ["site-0", "site-1", "site-2"]

@@ -14,13 +14,24 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from flwr.app import Message
+from flwr.app import Message, Metadata, RecordDict
+from flwr.app.message import make_message
 from flwr.common.constant import ErrorCode
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
 from flwr.proto.node_pb2 import Node
+from flwr.server.superlink.linkstate import LinkStateFactory
+from flwr.supercore.constant import TaskType
+from flwr.supercore.error import FlowerError
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.logger import ConsoleHandler
+from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink import main as flowers
+from flwr.superlink.federation.noop_federation_manager import (
+    NOOP_FEDERATION_ID,
+    NOOP_FLWR_AID,
+    NoOpFederationManager,
+)
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
@@ -69,6 +80,36 @@ def test_the_superlink_has_what_we_hook_into():
     for name in ("messages", "object"):
         path = superlink.PUSH + name
         assert path in paths, f"the SuperLink has no {path}, which LongPoll watches."
+
+
+@pytest.mark.filterwarnings("ignore:No path_separator found:DeprecationWarning")
+def test_a_site_that_comes_back_is_not_given_what_it_did_not_take(tmp_path):
+    """Whoever still waits for an answer sends it again; other rounds are over."""
+    database = str(tmp_path / "superlink.db")
+    factory = LinkStateFactory(database, NoOpFederationManager(), ObjectStoreFactory(database))
+    state, nothing = factory.state(), (None, None, None, {})
+    run = state.create_run(
+        *nothing, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP.value
+    )
+    node = state.create_node(NOOP_FLWR_AID, "", b"key", 30.0)
+    joins = ActivateNodeRequest(public_key=b"key", heartbeat_interval=30.0)
+
+    def send(number):
+        ids = {"message_id": f"m{number}", "reply_to_message_id": "", "group_id": ""}
+        nodes = {"src_node_id": 1, "dst_node_id": node}
+        metadata = Metadata(
+            run, **ids, **nodes, created_at=time.time(), ttl=600.0, message_type="query"
+        )
+        return state.store_message_ins(make_message(metadata, RecordDict()))
+
+    assert superlink.activate_node(joins, state).node_id == node and send(1)
+    superlink.deactivate_node(DeactivateNodeRequest(node_id=node), state)
+    assert send(2)
+    superlink.activate_node(joins, state)
+    assert send(3)
+    with pytest.raises(FlowerError):  # another process with the same key takes nothing from it
+        superlink.activate_node(joins, state)
+    assert [message.metadata.message_id for message in state.get_message_ins(node, None)] == ["m3"]
 
 
 def test_only_probes_come_before_the_loopback_check(monkeypatch):

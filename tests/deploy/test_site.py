@@ -19,6 +19,7 @@ from fedhelix.core.tree import payload_bytes, take, tensors
 from fedhelix.data import Split, from_arrays
 from fedhelix.deploy import messages
 from fedhelix.deploy.node import only_process
+from fedhelix.deploy.readiness import wait_for_count
 from fedhelix.deploy.remote_data import (
     RemotePartition,
     common_description,
@@ -151,7 +152,7 @@ def test_a_place_that_no_site_has_taken_has_no_samples(tmp_path):
     assert fed.census()["samples"] == [43, 65, 0]
     deployment.grid.answers[node] = newcomer
     fed.engine.transport._refreshed = 0
-    fed.engine.transport.wait_for_count(3)
+    wait_for_count(fed.engine.transport, 3)
     for _ in fed.run_rounds(1):
         pass
     assert fed.census()["samples"] == [43, 65, 22]

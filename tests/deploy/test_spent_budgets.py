@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from fedhelix.core.errors import EngineFailure, NoMoreRounds
-from fedhelix.deploy import messages, submit, transport
+from fedhelix.deploy import messages, requests, submit, transport
 from fedhelix.deploy.server import remember_spent, serve_run
+from fedhelix.deploy.site_policy import SitePolicy
 from fedhelix.runs.spec import make_spec
 from fedhelix.store import RunFolder
 from in_process import EXPERIMENT, InProcessDeployment, Late, Link, small_images
@@ -100,6 +101,125 @@ def test_a_run_ends_when_fewer_sites_have_budget_left_than_a_round_needs(sites):
     with pytest.warns(UserWarning, match="after round 2 of 4: the privacy budget is spent"):
         submit.follow(Link(sites.grid), folder, quiet=True)
     assert folder.rounds_saved == 2
+
+
+def test_bytes_of_a_run_that_ends_by_its_budget_have_its_last_evaluation(sites):
+    folder, _ = begin(sites, 4, terms=["minimum=2"])
+    seen = {"sent": 0, "received": 0}
+    for node, answer in list(sites.grid.answers.items()):
+
+        def counted(content, answer=answer):
+            seen["sent"] += len(content)
+            if isinstance(reply := answer(content), bytes):
+                seen["received"] += len(reply)
+            return reply
+
+        sites.grid.answers[node] = counted
+    with pytest.warns(UserWarning, match="the privacy budget is spent"):
+        submit.follow(Link(sites.grid), folder, quiet=True)
+    records = RunFolder.open(folder.path).records()
+    assert {key: sum(record["wire"][key] for record in records) for key in seen} == seen
+
+
+REFUSES = "site-2 answered: the site's policy allows 5.0 as epsilon of all runs together, not 8.0"
+
+
+def refusing(sites, method="dp-sgd", **settings):
+    """A run of which site-2 refuses every round, and the rounds that site-0 and site-1 are asked
+    to train.
+    """
+    sites.sites[2].policy = SitePolicy(total_epsilon=5)
+    sites.policy, asked = replace(sites.policy, minimum=2, grace=0.1, patience=0.5), [[], []]
+    for node, rounds in zip(list(sites.grid.answers), asked, strict=False):
+
+        def noted(content, honest=sites.grid.answers[node], rounds=rounds):
+            header = messages.read(content).header
+            if header["kind"] == "train":
+                rounds.append(header["round"] + 1)
+            return honest(content)
+
+        sites.grid.answers[node] = noted
+    data = str(sites.folder / "images.npz")
+    common = {**SMALL, **NOISE[method], "data": data, "partition": "iid", "rounds": 6}
+    return sites.federation(make_spec(method, common | settings)), asked
+
+
+@pytest.mark.parametrize("method", [*NOISE, "secure+dp-sgd"])
+def test_no_site_trains_while_too_few_are_there_that_do_not_refuse(sites, method, monkeypatch):
+    monkeypatch.setitem(NOISE, "secure+dp-sgd", NOISE["dp-sgd"])
+    fed, asked = refusing(sites, method)
+    node, records = list(sites.grid.answers)[1], []
+    with pytest.raises(EngineFailure) as stopped:
+        for record, _ in fed.run_rounds(6):
+            records.append(record)
+            sites.grid.answers.pop(node, None)  # site-1 is away after round 1
+            fed.engine.transport._refreshed = 0
+    assert asked == [[1], [1]] and len(records) == 1 and list(records[0]["missing"]) == ["2"]
+    said = str(stopped.value)
+    assert "waited 0.5 s for 2 of site-0, site-1, site-2 (connected: site-0, site-2; " in said
+    assert REFUSES in said
+
+
+def test_a_run_ends_where_only_sites_that_refuse_have_budget_left(sites):
+    fed, asked = refusing(sites)
+    first, records = next(iter(sites.grid.answers)), []
+    honest = sites.grid.answers[first]
+
+    def fails(content):
+        header = messages.read(content).header
+        is_second = header["kind"] == "train" and header["round"] == 1
+        return RuntimeError("broken") if is_second else honest(content)
+
+    sites.grid.answers[first] = fails
+    why = "1 of 3 sites have privacy budget left and policies that admit the run, and a round needs"
+    with pytest.raises(NoMoreRounds, match=f"{why} 2; {REFUSES}"):
+        records.extend(record for record, _ in fed.run_rounds(6))
+    assert asked == [[1], [1, 2]]
+
+
+def test_a_cohort_of_which_too_few_can_answer_is_not_asked(sites):
+    more = {"method.noise": 4.0, "cohort": 2, "seed": 4}  # a cohort without site-2 comes first
+    fed, asked = refusing(sites, **more)
+    records = [record for record, _ in fed.run_rounds(6)]
+    drawn = [record["participants"] for record in records]
+    together = [number for number, who in enumerate(drawn, start=1) if who == [0, 1]]
+    with_refusing = [record for record in records if 2 in record["participants"]]
+    # Only the first time does the server not know better.
+    assert sorted(asked[0] + asked[1]) == sorted([*together * 2, with_refusing[0]["round"]])
+    assert len(with_refusing) > 1
+    for record in with_refusing[1:]:
+        other = record["participants"][0]
+        why = f"site-{other} was not asked, since 2 answers are needed"
+        assert record["missing"][str(other)] == why and REFUSES in record["missing"]["2"]
+        assert record["downlink_bytes"] == 0
+
+
+def test_a_site_that_was_started_again_with_another_policy_takes_part_at_once(sites):
+    fed, asked = refusing(sites)
+    _, node, last = list(sites.grid.answers)
+    rounds = fed.run_rounds(2)
+    next(rounds)
+    del sites.grid.answers[node]
+    fed.engine.transport._refreshed = 0
+    sites.sites[2].policy = SitePolicy()
+    sites.grid.activated[last] = "2"
+    record, _ = next(rounds)
+    assert record["missing"] == {"1": "site-1 is not connected"} and asked == [[1, 2], [1]]
+
+
+def test_a_refusal_for_the_hours_of_a_site_lasts_until_they_begin(monkeypatch):
+    now, refusals = [100.0], requests.Refusals()
+    monkeypatch.setattr(requests.time, "monotonic", lambda: now[0])
+    refusals.note("ulm", "train", {"error": "at night", "policy": True, "opens_in": 50.0})
+    refusals.note("metz", "evaluate", {"error": "no scores", "policy": True})
+    refusals.note("bern", "train", {"error": "disk full"})
+    assert refusals.now() == {"ulm": "answered: at night"} and refusals.lasting() == {}
+    now[0] = 151.0
+    assert refusals.now() == {}
+    refusals.note("ulm", "train", {"error": "never", "policy": True})
+    assert refusals.now() == refusals.lasting() == {"ulm": "answered: never"}
+    refusals.note("ulm", "train", {"samples": 3})
+    assert refusals.now() == {}
 
 
 @pytest.mark.parametrize("method", list(NOISE))

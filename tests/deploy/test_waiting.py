@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from fedhelix.deploy import messages, submit, transport, waiting
-from fedhelix.deploy.policy import RoundPolicy
+from fedhelix.deploy import messages, notices, submit, transport, waiting
+from fedhelix.deploy.policy import UNTAKEN, RoundPolicy
+from fedhelix.deploy.readiness import wait_for_return
 from fedhelix.runs.spec import make_spec
 from in_process import InProcessDeployment, Link, small_images
 
@@ -42,7 +43,7 @@ def test_a_run_that_goes_on_waits_for_the_sites_that_are_away_alone(tmp_path, mo
     deployment, said = InProcessDeployment(tmp_path, 2), []
     server = transport.Transport(deployment.grid, RoundPolicy(grace=0.5))
     monkeypatch.setattr(server.waiting, "say", said.append)
-    server.wait_for_return(["site-0", "site-1", "ulm"])
+    wait_for_return(server, ["site-0", "site-1", "ulm"])
     assert said[-1] == "waits at most 0.5 s for ulm (connected: site-0, site-1)"
 
 
@@ -63,7 +64,26 @@ def test_the_first_round_without_effect_is_explained_at_once(tmp_path, monkeypat
     folder = submit.create(make_spec("fedavg", {**asked, "partition": "iid"}), tmp_path / "run")
     submit.follow(Link(deployment.grid), folder, quiet=True)
     said = [line for line in capsys.readouterr().err.splitlines() if "had no effect" in line]
-    assert said == ["fedhelix: round 2 had no effect: site-0 answered: no key of ulm."]
+    both = "site-0 answered: no key of ulm; site-1 answered: no key of ulm"
+    assert said == [f"fedhelix: round 2 had no effect: {both}."]
+
+
+def test_what_is_new_about_a_round_without_effect_is_said_first():
+    ulm, bern = "ulm answered: the site's policy allows 7.", "bern is not connected."
+    metz = "metz answered, but 2 answers are needed"
+    before = [
+        {"participants": [0, 1, 2], "missing": {"0": ulm}, "refused": {}},
+        {"participants": [0, 1, 2], "missing": {"0": ulm, "1": bern, "2": metz}, "refused": {}},
+    ]
+    record = {**before[1], "round": 3}
+    expected = f"{bern[:-1]}; {metz}; {ulm[:-1]}"
+    assert notices.why_idle(record, before) == notices.why_idle(record, before[:1]) == expected
+    assert notices.why_idle(record) == f"{ulm[:-1]}; {bern[:-1]}; {metz}"
+    many = {str(i): f"s{i} is not connected" for i in range(9)} | {"9": UNTAKEN}
+    record = {"participants": list(range(9)), "missing": many, "refused": {"8": "harmful"}}
+    said = "s0 is not connected; s1 is not connected; s2 is not connected; and 7 more"
+    assert notices.why_idle(record) == said
+    assert notices.why_idle({**record, "participants": [0, 10]}) == ""
 
 
 def test_a_new_run_says_who_is_there_whenever_that_changes(tmp_path, monkeypatch, capsys):

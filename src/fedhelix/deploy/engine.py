@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from fedhelix.core.errors import EngineFailure, NoMoreRounds, UnusableMessage, UserError
+from fedhelix.core.errors import EngineFailure, UnusableMessage, UserError
 from fedhelix.core.tree import State, Tree, drop, to_device
 from fedhelix.deploy import messages
+from fedhelix.deploy.budgets import budget
 from fedhelix.deploy.consistency import inconsistent_trees
 from fedhelix.deploy.messages import Message
 from fedhelix.deploy.policy import GO_ON, UNTAKEN, also
+from fedhelix.deploy.readiness import wait_for_budget, wait_for_minimum, why_not_asked
 from fedhelix.deploy.registry import SiteRegistry
 from fedhelix.deploy.requests import Request
 from fedhelix.deploy.transport import Transport
@@ -22,7 +24,6 @@ from fedhelix.federation.uploads import finite
 
 NOTHING: Mapping[int, Tree] = MappingProxyType({})
 SCORED = ("test", "test_loss", "valid")  # the numbers in a site's scores
-ROUNDING = 1e-6  # of numbers that payloads carry in single precision
 
 
 class RemoteEngine(Engine):
@@ -54,6 +55,7 @@ class RemoteEngine(Engine):
         self.missing: dict[int, str] = {}
         self._refusing: dict[int, None] = {}  # of a round: who did answer, but unusably
         self._counted = 0  # rounds up to the last one that had enough answers
+        self._spends = budget(setup.method) < math.inf
         self._worked = False  # whether a round had enough answers since this engine was made
         self._said: dict[int, str] = {}  # why clients refused rounds with too few answers
         self._site_seconds = 0.0  # work of the slowest sites
@@ -142,11 +144,15 @@ class RemoteEngine(Engine):
         self._count(tasks)
         self.reached, self.unused = set(), []
         self._refusing.clear()
+        clients = [task.client for task in tasks]
+        if self._spends and (idle := why_not_asked(self.transport, self.registry, clients)):
+            self.missing, self.exchanged = idle, self.exchanged and 0
+            return []
         results = self.results(tasks)
         least = self.transport.policy.minimum
         if len(results) < least:
             needed = max(least, self.needed(len(tasks)))
-            self._stop_if_hopeless([task.client for task in tasks], needed)
+            self._stop_if_hopeless(clients, needed)
             for client in results:
                 site = self.registry.sites[client]
                 self.missing[client] = f"{site} answered, but {least} answers are needed"
@@ -156,23 +162,14 @@ class RemoteEngine(Engine):
         return [results[task.client] for task in tasks if task.client in results]
 
     def _wait_for_sites(self) -> None:
-        """Before a round: wait for enough sites whose privacy budget lasts for it; where there are
-        too few of them, all further rounds would be empty.
+        """Before a round: wait for enough sites; where it spends budget, for those that have some
+        left and do not refuse.
         """
-        transport, registry, able = self.transport, self.registry, self.able
-        if able is None:
-            transport.wait_for_minimum(registry.sites)
-            return
-        least = max(transport.policy.minimum, self.needed(1))
-        if len(able) < least:
-            raise NoMoreRounds(
-                f"{len(able)} of {registry.capacity} sites have privacy budget left, and a round "
-                f"needs {least}; run fewer rounds, or raise noise or epsilon."
-            )
-        named = [site for client, site in enumerate(registry.sites) if client in able]
-        who = ", ".join(named) or "sites that have not joined yet"
-        words = f"{least} of those with privacy budget left: {who}"
-        transport.require(lambda: sum(map(self._is_connected, able)) >= least, words)
+        if self._spends or self.able is not None:
+            least = max(self.transport.policy.minimum, self.needed(1))
+            wait_for_budget(self.transport, self.registry, self.able, least)
+        else:
+            wait_for_minimum(self.transport, self.registry.sites)
 
     def needed(self, cohort: int) -> int:
         """How many clients of a cohort the method itself needs."""
@@ -305,18 +302,24 @@ class RemoteEngine(Engine):
 
     def report(self, metadata: dict[str, Any]) -> dict[str, Any]:
         """Bytes sent and received, the slowest sites' seconds, and answers that were dropped."""
-        transport = self.transport
-        wire = {
-            "sent": transport.sent,
-            "received": transport.received,
-            "site_seconds": self._site_seconds,
-        }
-        report: dict[str, Any] = {"wire": wire, "metadata": metadata | self._spent(metadata)}
-        if transport.dropped:
-            report["troubles"] = dict(transport.dropped)
-        transport.sent, transport.received, self._site_seconds = 0, 0, 0.0
-        transport.dropped.clear()
+        dropped, metadata = self.transport.dropped, metadata | self._spent(metadata)
+        report: dict[str, Any] = {"wire": self._wire(), "metadata": metadata}
+        if dropped:
+            report["troubles"] = dict(dropped)
+        dropped.clear()
         return report
+
+    def report_again(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """The bytes and seconds of a record, with those since then."""
+        return {"wire": {key: more + record["wire"][key] for key, more in self._wire().items()}}
+
+    def _wire(self) -> dict[str, float]:
+        """Bytes sent and received, and the slowest sites' seconds, since the last look."""
+        transport = self.transport
+        seen: dict[str, float] = {"sent": transport.sent, "received": transport.received}
+        seen["site_seconds"] = self._site_seconds
+        transport.sent, transport.received, self._site_seconds = 0, 0, 0.0
+        return seen
 
     @property
     def spent(self) -> list[int]:
@@ -332,17 +335,9 @@ class RemoteEngine(Engine):
         return {self.registry.client_of(site): count for site, count in rounds}
 
     def _spent(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
-        """The epsilon of every client and whose budget is spent, as sites know it too.
-
-        Whatever the server has seen costs a site, also what came too late, stayed under masks, or
-        was seen before a backup was restored; the method's ledger has the uploads that it
-        aggregated, so the larger number counts.
-        """
-        spent = dict(metadata.get("epsilon", {}))
-        for site, epsilon in self.transport.spending.epsilon.items():
-            client = str(self.registry.client_of(site))
-            if epsilon > spent.get(client, 0.0) * (1 + ROUNDING):
-                spent[client] = epsilon
+        """The epsilon of every client and whose budget is spent, as sites know it too."""
+        ledger = metadata.get("epsilon", {})
+        spent = self.transport.spending.raised(ledger, self.registry.client_of)
         over = sorted({*metadata.get("budget_spent", ()), *self.spent})
         return {
             **({"epsilon": spent} if spent else {}),

@@ -14,14 +14,22 @@ from fedhelix.deploy.policy import UNTAKEN, also
 from fedhelix.deploy.remote_data import CHECK_DATA
 from fedhelix.store.records import WEIGHTLESS, has_effect
 
+MOST_REASONS = 3  # of a round, in one sentence
 
-def why_idle(record: Mapping[str, Any]) -> str:
-    """Why a round had no effect, by the first of its sites; empty where it had one."""
+
+def why_idle(record: Mapping[str, Any], before: Sequence[Mapping[str, Any]] = ()) -> str:
+    """Why a round had no effect: three of its sites' reasons, those first that were none in the
+    last round before it that had one; empty where it had one itself.
+    """
     if has_effect(record):
         return ""
     if record.get("weightless"):
         return WEIGHTLESS
-    return _first([*record["missing"].values(), *record["refused"].values()])
+    known = next((set(_reasons(one)) for one in reversed(before) if has_effect(one)), set())
+    found = dict.fromkeys(sorted(_reasons(record), key=known.__contains__))
+    named = [why for why in found if not why.startswith(UNTAKEN)] or [UNTAKEN]
+    more = [f"and {len(named) - MOST_REASONS} more"] if len(named) > MOST_REASONS else []
+    return "; ".join([*(why.rstrip(".") for why in named[:MOST_REASONS]), *more])
 
 
 def odd_sites(
@@ -75,6 +83,11 @@ def finished_already(path: Path, rounds: int, where: str) -> str:
         f"'{path}' was finished already, with {rounds} round{'s' * (rounds != 1)}, so nothing was "
         f"trained; for more rounds: {how}."
     )
+
+
+def _reasons(record: Mapping[str, Any]) -> list[str]:
+    """Why single sites did not count in a round."""
+    return [*record["missing"].values(), *record["refused"].values()]
 
 
 def _first(reasons: Iterable[str]) -> str:

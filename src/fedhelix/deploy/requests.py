@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,9 +14,11 @@ from flwr.common.constant import ErrorCode
 from fedhelix.deploy.audit_log import AuditLog, fingerprint
 from fedhelix.deploy.messages import Message
 from fedhelix.deploy.packing import pack
+from fedhelix.deploy.schema import clipped
 
 MESSAGE_TYPE = "query"  # of every Flower message; the kind of request is in our own header
 EXPIRY_SECONDS = 60.0  # after its deadline Flower drops a message
+WORK = ("train", "masking_keys")  # requests that a site refuses which takes no part in a round
 PAUSE_SECONDS = 60.0  # until a node is asked again that has not said which site it is
 
 
@@ -70,6 +73,37 @@ class Replies(NamedTuple):
     def outstanding(self, requests: Mapping[str, Request]) -> set[str]:
         """The sites whose reply is still missing."""
         return set(requests) - set(self.answers) - set(self.refusals) - set(self.absences)
+
+
+class Refusals:
+    """The sites whose policies have refused to work in the run: until they are started again, or
+    their hours begin.
+    """
+
+    def __init__(self) -> None:
+        self._said: dict[str, tuple[str, float]] = {}  # the words, and until when they hold
+
+    def note(self, site: str, kind: str, header: Mapping[str, Any]) -> None:
+        """What a site answers to a request."""
+        if kind not in WORK:
+            return
+        self.forget(site)
+        if "error" in header and header.get("policy"):
+            until = time.monotonic() + (header.get("opens_in") or math.inf)
+            self._said[site] = f"answered: {clipped(header['error'])}", until
+
+    def forget(self, site: str) -> None:
+        """The site may have another policy now."""
+        self._said.pop(site, None)
+
+    def now(self) -> dict[str, str]:
+        """Who refuses now, and with which words."""
+        now = time.monotonic()
+        return {site: words for site, (words, until) in self._said.items() if until > now}
+
+    def lasting(self) -> dict[str, str]:
+        """Who refuses until its site is started again."""
+        return {site: words for site, (words, until) in self._said.items() if until == math.inf}
 
 
 class Exchanges:

@@ -142,6 +142,7 @@ BUDGET: Schema = {
 ERROR: Schema = {
     "error": ANY_TEXT,
     "opens_in": optional(TIME),
+    "policy": optional(FLAG),  # whether it is the site's policy that refuses
     **BUDGET,
 }
 SCORES: Schema = {"test": REAL, "test_loss": REAL, "valid": REAL, "used": SITE}

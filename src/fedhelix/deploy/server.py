@@ -17,6 +17,7 @@ from fedhelix.deploy.engine import RemoteEngine
 from fedhelix.deploy.keys import make_site_key
 from fedhelix.deploy.masking_engine import MaskingEngine
 from fedhelix.deploy.policy import RoundPolicy, cohort_size, sampled
+from fedhelix.deploy.readiness import wait_for_count, wait_for_return
 from fedhelix.deploy.registry import SITES_FILE, SiteDescription, SiteRegistry, site_names
 from fedhelix.deploy.remote_data import (
     OWN,
@@ -46,7 +47,7 @@ def serve_run(grid: Grid, path: Path, quiet: bool | None = None) -> Run:
     transport = Transport(grid, build(RoundPolicy, deployment, "the table [deployment]"))
     transport.waiting = Waiting(path)
     registry = open_registry(path / SITES_FILE, spec.config, transport)
-    transport.wait_for_return(registry.sites)
+    wait_for_return(transport, registry.sites)
     federation = make_federation(spec, transport, registry, experiment)
     remember_spent(transport, folder, registry)
     log = AuditLog(path / AUDIT_FILE, make_site_key(path, "audit"))
@@ -91,7 +92,7 @@ def open_registry(path: Path, config: Config, transport: Transport) -> SiteRegis
     """The registry of a run; a new one waits for the sites of the first round."""
     registry = SiteRegistry(path, config.client_count + config.newcomers)
     if not registry.sites:
-        transport.wait_for_count(transport.policy.begin or config.client_count)
+        wait_for_count(transport, transport.policy.begin or config.client_count)
         if config.data == OWN:
             here = {site: transport.descriptions[site] for site in transport.connected}
             for site, why in odd_sites(here).items():

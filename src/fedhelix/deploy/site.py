@@ -31,7 +31,7 @@ from fedhelix.deploy.remote_data import (
     read_site_data,
 )
 from fedhelix.deploy.schema import NAME, clipped
-from fedhelix.deploy.site_policy import SitePolicy, chain
+from fedhelix.deploy.site_policy import PolicyRefusal, SitePolicy, chain
 from fedhelix.deploy.site_setup import own_setup
 from fedhelix.deploy.site_state import GONE_BACK, SiteState, disk_error, draws_once, latest_model
 from fedhelix.engines.local import (
@@ -107,10 +107,10 @@ class Site:
         except UserError as problem:
             say(f"refused: {str(problem).rstrip('.')}", "warning")
             fields, body = {"error": str(problem), **self._spent(header)}, {}
+            for flag, kind in (("policy", PolicyRefusal), ("spent", BudgetSpent)):
+                fields |= {flag: True} if isinstance(problem, kind) else {}
             if wait := self.policy.opens_in(datetime.datetime.now()):
                 fields["opens_in"] = wait
-            if isinstance(problem, BudgetSpent):
-                fields["spent"] = True
         except OSError as problem:
             fields, body = disk_error(problem), {}
         except Exception as problem:

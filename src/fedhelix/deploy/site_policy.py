@@ -279,9 +279,13 @@ def chain(method: Method) -> Iterator[Method]:
         yield from chain(method.inner)
 
 
-def refusal(why: str) -> UserError:
+class PolicyRefusal(UserError):
+    """A site's policy does not allow what the server asks for."""
+
+
+def refusal(why: str) -> PolicyRefusal:
     """What the server is told."""
-    return UserError(f"the site's policy {why}.")
+    return PolicyRefusal(f"the site's policy {why}.")
 
 
 def _assigned(text: str) -> tuple[str, str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+ROUNDING = 1e-6  # of numbers that payloads carry in single precision
 
 
 @dataclass
@@ -22,3 +24,18 @@ class Spending:
                 known[site] = max(said, known.get(site, 0))
         if header.get("spent"):
             self.exhausted.add(site)
+
+    def raised(
+        self, ledger: Mapping[str, float], client_of: Callable[[str], int]
+    ) -> dict[str, float]:
+        """The epsilon of every client by the method's ledger, or by its site where that is larger.
+
+        Whatever the server has seen costs a site, also what came too late, stayed under masks, or
+        was seen before a backup was restored; the ledger has the uploads that were aggregated.
+        """
+        spent = dict(ledger)
+        for site, epsilon in self.epsilon.items():
+            client = str(client_of(site))
+            if epsilon > spent.get(client, 0.0) * (1 + ROUNDING):
+                spent[client] = epsilon
+        return spent

@@ -275,11 +275,11 @@ class _Watcher:
 
     def _show_records(self) -> None:
         records = self.folder.records()
-        for record in records[self.seen :]:
+        for number, record in enumerate(records[self.seen :], start=self.seen):
             self.progress.update(record)
             if self.begun <= record["round"] < self.spec.config.rounds:
                 self._show_spent(record)
-            self._show_idle(record)
+            self._show_idle(record, records[:number])
             self._show_odd(record)
         self.seen = max(self.seen, len(records))
 
@@ -301,9 +301,9 @@ class _Watcher:
             file=sys.stderr,
         )
 
-    def _show_idle(self, record: Mapping[str, Any]) -> None:
+    def _show_idle(self, record: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> None:
         """Say why the first round without effect had none, since more of them may follow."""
-        if not self.idle and record["round"] > self.begun and (why := why_idle(record)):
+        if not self.idle and record["round"] > self.begun and (why := why_idle(record, before)):
             self.idle = True
             print(f"fedhelix: round {record['round']} had no effect: {why}.", file=sys.stderr)
 

@@ -4,9 +4,10 @@ Sites, commands and server apps share one port, and whoever reaches the Control 
 code. `LoopbackOnly` therefore limits other machines to `/v1/fleet/`, where Flower checks keys.
 `LongPoll` spares sites from polling. `Scoped` skips Flower's middlewares for requests they would
 only pass on. `Probes` tells container runtimes whether it is up. `activate_node` says why a site is
-turned away, to `deactivate_node` it is no error that a site is away already, and `list_nodes` calls
-no site connected that has not come back since the server was started. The SuperExec is started from
-`superexec.py`. All of them rely on details of Flower 1.41; tests/deploy/test_flower.py checks them.
+turned away, and forgets what one that comes back has not taken; to `deactivate_node` it is no error
+that a site is away already, and `list_nodes` calls no site connected that has not come back since
+the server was started. The SuperExec is started from `superexec.py`. All of them rely on details of
+Flower 1.41; tests/deploy/test_flower.py checks them.
 """
 
 from __future__ import annotations
@@ -194,6 +195,7 @@ def activate_node(request: Any, state: Any) -> Any:
     Flower gives all sites that it turns away the same answer. Requests are signed with the key
     that they name, so nobody else learns of it.
     """
+    forget_untaken(request.public_key, state)
     try:
         return _activate_node(request=request, state=state)
     except FlowerError as problem:
@@ -205,6 +207,16 @@ def activate_node(request: Any, state: Any) -> Any:
         else:
             raise
         raise FlowerError(problem.code, problem.message, why) from problem
+
+
+def forget_untaken(public_key: bytes, state: Any) -> None:
+    """Forget the messages that a site has not taken before it went away. Their senders send them
+    again to a site that has come back, but for those of a round that is over: it would train, and
+    spend privacy budget, in vain.
+    """
+    node = state.get_node_id_by_public_key(public_key)
+    if node and state.get_node_info(node_ids=[node], statuses=[NodeStatus.OFFLINE]):
+        state.get_message_ins(node, None)  # whatever it returns counts as taken
 
 
 def deactivate_node(request: Any, state: Any) -> Any:

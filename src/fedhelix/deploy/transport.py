@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from fedhelix.deploy.messages import Message
 from fedhelix.deploy.packing import unpack
 from fedhelix.deploy.policy import GO_ON, RoundPolicy, also
 from fedhelix.deploy.registry import SiteDescription
-from fedhelix.deploy.requests import Exchanges, PendingRequest, Replies, Request
+from fedhelix.deploy.requests import Exchanges, PendingRequest, Refusals, Replies, Request
 from fedhelix.deploy.schema import clipped
 from fedhelix.deploy.spending import Spending
 from fedhelix.deploy.waiting import Waiting, poll_interval
@@ -50,6 +50,7 @@ class Transport:
     # What is wrong with the description of a site that comes later, if anything.
     unfit: Callable[[SiteDescription], str | None] = lambda description: None
     exchanges: Exchanges = field(default_factory=Exchanges)
+    refusals: Refusals = field(default_factory=Refusals)
     waiting: Waiting = field(default_factory=Waiting)
     _nodes: dict[int, str] = field(default_factory=dict)  # connected nodes and their sites
     _activated: dict[int, str] = field(default_factory=dict)
@@ -109,10 +110,10 @@ class Transport:
         """Send requests; those to nodes that Flower does not know any more are held."""
         for request in requests:
             request.activated = self._activated.get(request.node, "")
-            self.sent += len(request.content)
         outgoing = [request.message() for request in requests]
         keys = list(self.grid.push_messages(outgoing)) if outgoing else []
         sent = list(zip(keys, requests, strict=True))
+        self.sent += sum(len(request.content) for key, request in sent if key)
         self._pending |= {key: request for key, request in sent if key}
         self.reached |= {request.site for key, request in sent if key and request.site}
         self._held += [request for key, request in sent if request.site and not key]
@@ -178,55 +179,30 @@ class Transport:
 
     def _give_up_held(self) -> dict[str, str]:
         """Drop the requests to sites that are away for longer than the grace period, and why."""
-        since = time.monotonic() - self.policy.grace
-        gone = {one.site for one in self._held if self._seen.get(one.site, -math.inf) < since}
+        gone = {one.site for one in self._held if not self.may_return(one.site)}
         self._held = [request for request in self._held if request.site not in gone]
         reasons = dict(self.left_out.values())
         return {site: reasons.get(site, "is not connected") for site in gone}
 
-    def wait_for_count(self, count: int) -> None:
-        """Before the first round: wait until so many sites are connected.
-
-        One that was left out is not waited for, if enough others are there.
-        """
-        least = min(self.policy.minimum, count)
-
-        def complete() -> bool:
-            here = len(self.connected)
-            return here >= least and here + len(self.left_out) >= count
-
-        self.require(complete, f"{count} sites")
-
-    def wait_for_minimum(self, sites: Iterable[str]) -> None:
-        """Before a round: wait until the policy's minimum of these sites is connected."""
-        wanted = set(sites)
-        least = min(self.policy.minimum, len(wanted))
-        who = f"{least} of {', '.join(sorted(wanted))}"
-        self.require(lambda: len(self.connected & wanted) >= least, who)
-
-    def wait_for_return(self, sites: Iterable[str]) -> None:
-        """After a restart: wait for all these sites, but no longer than the grace period."""
-        wanted = set(sites)
-        self._wait(
-            lambda: wanted <= self.connected,
-            self.policy.grace,
-            lambda: ", ".join(sorted(wanted - self.connected)),
-        )
+    def may_return(self, site: str) -> bool:
+        """Whether a site was connected within the grace period."""
+        return self._seen.get(site, -math.inf) >= time.monotonic() - self.policy.grace
 
     def require(self, condition: Callable[[], bool], who: str) -> None:
         """Wait for sites without which the run cannot go on."""
-        if not self._wait(condition, self.policy.patience, lambda: who):
+        if not self.wait(condition, self.policy.patience, lambda: who):
             raise EngineFailure(
                 f"waited {self.policy.patience:g} s for {who} ({self._here()}); start what is "
                 f"missing and {GO_ON}."
             )
 
     def _here(self) -> str:
-        """Who is connected, and who was left out."""
+        """Who is connected, who was left out, and who refuses to work."""
         here = ", ".join(sorted(self.connected)) or "none"
-        return f"connected: {here}{also(self.left_out.values())}"
+        return f"connected: {here}{also([*self.left_out.values(), *self.refusals.now().items()])}"
 
-    def _wait(self, condition: Callable[[], bool], seconds: float, who: Callable[[], str]) -> bool:
+    def wait(self, condition: Callable[[], bool], seconds: float, who: Callable[[], str]) -> bool:
+        """Wait so many seconds at most, and say for whom; whether the condition holds."""
         begun = time.monotonic()
         try:
             while not condition():
@@ -301,6 +277,8 @@ class Transport:
             answer = messages.read_answer(content, request.header["kind"], max_bytes)
             if request.site:
                 self.spending.read(request.site, answer.header)  # refusals have it, too
+            if request.site and not request.over:
+                self.refusals.note(request.site, request.header["kind"], answer.header)
             if "error" in answer.header:
                 request.pause = answer.header.get("opens_in") or request.pause
                 return f"answered: {clipped(answer.header['error'])}"
@@ -339,5 +317,6 @@ class Transport:
             self._nodes[node] = ""  # the site came back as another node
         self._nodes[request.node] = site
         self._seen[site] = time.monotonic()
+        self.refusals.forget(site)
         self.left_out.pop(request.node, None)
         self.descriptions[site] = answer.header

@@ -97,6 +97,10 @@ class Engine(ABC):
         """Further entries for the record of the round, with what the method wants recorded."""
         return {"metadata": metadata}
 
+    def report_again(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Entries of a record that was reported that change once its round is evaluated again."""
+        return {}
+
     def client_init(self, tasks: Sequence[ClientTask]) -> dict[int, Tree]:
         """What the clients send before round 0."""
         return {

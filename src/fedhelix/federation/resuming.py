@@ -72,6 +72,7 @@ def note_finished(run: Run, begun: int, silent: bool) -> None:
 def end_here(run: Run) -> None:
     """The round that a run has just had was its last one; sites keep their models of it."""
     record = _evaluated_again(run, run.state.round, evaluated=True)
+    record |= run.federation.engine.report_again(record)
     if run.folder is not None:
         run.folder.change(rounds=run.state.round)
         run.folder.replace_last(record)
