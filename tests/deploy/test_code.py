@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from torch import nn
 
 from fedhelix.core import toml
 from fedhelix.core.errors import UserError
+from fedhelix.core.registry import METHODS
 from fedhelix.deploy import messages, node, submit
 from fedhelix.deploy.code import SiteCode, code_files, file_hash, public_names
 from fedhelix.deploy.dry_run import asked_run
@@ -18,6 +20,7 @@ from fedhelix.deploy.schema import REQUEST, check
 from fedhelix.deploy.site import Site
 from fedhelix.deploy.site_predictions import predictions, trained_site
 from fedhelix.deploy.site_state import latest_model
+from fedhelix.models import from_file
 from fedhelix.runs.spec import make_spec
 from in_process import EXPERIMENT, InProcessDeployment
 
@@ -49,6 +52,23 @@ def file(tmp_path):
     path = tmp_path / "ours.py"
     path.write_text(CODE)
     return path
+
+
+def test_a_file_that_is_replaced_while_the_site_runs_is_run_again(file):
+    """A site's process lives long; it must not work with a file that it has not checked."""
+    code, before = SiteCode([file]), file_hash(file)
+    settings = {"method": {"name": "halved-at-sites"}, "model": f"{file.name}:Net"}
+    old = METHODS["halved-at-sites"]
+    assert isinstance(
+        from_file(code.settled(settings, {file.name: before})["model"])((4,), 3)[2], nn.ReLU
+    )
+    assert METHODS["halved-at-sites"] is old
+    file.write_text(CODE.replace("ReLU", "Tanh"))
+    with pytest.raises(UserError, match="differs from the server's"):
+        code.settled(settings, {file.name: before})
+    model = code.settled(settings, {file.name: file_hash(file)})["model"]
+    assert isinstance(from_file(model)((4,), 3)[2], nn.Tanh)
+    assert METHODS["halved-at-sites"] is not old
 
 
 @pytest.fixture

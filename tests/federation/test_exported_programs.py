@@ -162,3 +162,10 @@ def test_the_card_of_a_table_lists_its_columns_and_one_sample_needs_an_axis(tmp_
     with pytest.raises(UserError, match=r"x is one sample, of shape \(2,\), .* such as x\[None\]"):
         run.predict(rows[0])
     assert run.predict(rows[:1]).shape == run.predict(rows[0][None]).shape == (1,)
+
+
+def test_the_card_counts_classes_of_pixels(tmp_path):
+    x, y = np.random.default_rng(0).random((12, 1, 3, 3)), np.arange(12 * 9).reshape(12, 3, 3) % 4
+    fed = Federation(from_arrays(x, y), "iid", clients=2, model=nn.Conv2d(1, 4, 1), engine="serial")
+    fed.fit(1, quiet=True).export(tmp_path, ["safetensors"])
+    assert "| Classes | 4 |" in (tmp_path / "README.md").read_text()

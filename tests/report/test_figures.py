@@ -113,6 +113,18 @@ def test_fitness_marks_the_chosen_and_the_attackers(make_run):
     assert below.lines[0].get_ydata().tolist() == [1, 1]
 
 
+def test_all_four_marks_of_fitness_fit_the_figure(make_run):
+    def genfed(round):
+        return {**metadata.genfed(round), "selected": [0, 2] if round == 1 else [0]}
+
+    run = make_run("genfed", rounds=2, clients=3, census=metadata.CENSUS, metadata=genfed)
+    figure = diagnostics.fitness(read(run))
+    figure.canvas.draw()
+    legend = figure.legends[0]
+    assert len(legend.get_texts()) == 4
+    assert legend.get_window_extent().width < 0.75 * figure.bbox.width
+
+
 def test_the_heat_map_holds_shares_of_the_senders(make_run):
     axes = diagnostics.units(read(make_run(rounds=3, metadata=metadata.gene_fl))).axes[0]
     assert [text.get_text() for text in axes.get_yticklabels()] == ["layer2.conv", "layer10.conv"]

@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
 
 from fedhelix import Federation, UserError, load_run
 from fedhelix.core import imports, registry
 from fedhelix.data import from_npz
 from fedhelix.federation.description import check_same
+from fedhelix.models import from_file
 from fedhelix.privacy.victim import from_run
 from fedhelix.runs import jobs
 from fedhelix.runs.spec import make_spec
@@ -113,6 +115,28 @@ def test_a_federation_of_python_notices_an_edited_network_too(tmp_path, forget):
         load_run(tmp_path / "mine", fed)
     with pytest.raises(UserError, match=r"has changed since .*; restore it"):
         fed.fit(2, out=tmp_path / "mine", resume=True, quiet=True)
+
+
+def test_a_file_that_was_edited_is_run_again_in_the_same_process(tmp_path):
+    """As in a notebook; the file has as many characters as before."""
+    run = make(tmp_path)
+    first = load_run(run).model()
+    (tmp_path / "mynet.py").write_text(NET.replace("relu()", "tanh()"))
+    with pytest.warns(UserWarning, match="has changed since"):
+        second = load_run(run).model()
+    assert type(second) is not type(first)
+    x = torch.randn(4, 6)
+    assert torch.equal(second(x), second.h(second.b(x).tanh()))
+    (tmp_path / "mynet.py").unlink()  # what was run last stays
+    assert type(from_file(f"{tmp_path}/mynet.py:Net")((6,), 2)) is type(second)
+
+
+def test_a_module_beside_the_file_of_a_network_is_named(tmp_path):
+    (tmp_path / "blocks_beside.py").write_text("WIDTH = 8")
+    (tmp_path / "mynet.py").write_text("from blocks_beside import WIDTH\n" + NET)
+    said = rf"imports 'blocks_beside', which lies beside it; .* or set PYTHONPATH={tmp_path}\."
+    with pytest.raises(UserError, match=said):
+        Federation("wine", "iid", clients=2, model=f"{tmp_path}/mynet.py:Net")
 
 
 @pytest.mark.parametrize("change", ["renamed", "wider", "fewer"])

@@ -78,12 +78,15 @@ def import_file(path: str) -> str:
         module  # dataclasses look here when they resolve the types of their fields
     )
     try:
-        HASHES[whole] = hashlib.sha256(Path(whole).read_bytes()).hexdigest()
-        spec.loader.exec_module(module)
+        content = Path(whole).read_bytes()
+        HASHES[whole] = hashlib.sha256(content).hexdigest()
+        # Not by the loader, which may take a cached version of an older file of the same length.
+        exec(compile(content, whole, "exec"), vars(module))
     except UserError as problem:
         raise UserError(f"'{path}' cannot be used: {problem}") from problem
     except ImportError as problem:
-        reason = import_hint(problem) or f"{type(problem).__name__}: {problem}"
+        reason = import_hint(problem) or _beside(whole, problem)
+        reason = reason or f"{type(problem).__name__}: {problem}"
         raise UserError(f"'{path}' cannot be imported: {reason}.") from problem
     except (Exception, SystemExit) as problem:
         raise UserError(
@@ -93,9 +96,26 @@ def import_file(path: str) -> str:
     return spec.name
 
 
+def _beside(path: str, problem: ImportError) -> str | None:
+    """What to do about a module that lies beside the file, where Python does not look for it."""
+    folder, module = Path(path).parent, (problem.name or "").partition(".")[0]
+    if not any(Path(folder, name).exists() for name in (f"{module}.py", f"{module}/__init__.py")):
+        return None
+    return (
+        f"it imports '{module}', which lies beside it; put both into one file, install '{module}' "
+        f"as a package, or set PYTHONPATH={folder}"
+    )
+
+
+def is_as_imported(path: str) -> bool:
+    """Whether a file has not changed since it was run; one that is gone cannot be run again."""
+    try:
+        return HASHES.get(path) == hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError:
+        return path in HASHES
+
+
 def find_in_file(path: str, name: str) -> Any:
-    """A class or function of such a file, in another process than the one that
-    imported it first.
-    """
-    known = {file: module for module, file in IMPORTED.items()}
+    """A class or function of such a file, which is run again where it has changed since."""
+    known = {file: module for module, file in IMPORTED.items() if is_as_imported(file)}
     return attrgetter(name)(sys.modules[known.get(path) or import_file(path)])

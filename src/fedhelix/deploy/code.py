@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhelix.core.errors import UserError
-from fedhelix.core.imports import import_file
+from fedhelix.core.imports import import_file, is_as_imported
 from fedhelix.core.registry import METHODS, home_of, is_file, is_known, parts
 from fedhelix.deploy.schema import clipped
 from fedhelix.runs.spec import RunSpec
@@ -105,3 +105,5 @@ class SiteCode:
                 f"the site's file '{name}' differs from the server's, whose SHA-256 begins with "
                 f"{wanted[:12]}; install the same file at both."
             )
+        if not is_as_imported(str(self.files[name])):  # replaced while the site runs
+            import_file(str(self.files[name]))

@@ -234,7 +234,7 @@ def model_card(
         "Data": f"{data!r}{later}" if fed.data_is_here else "of the sites, which keep it",
         "Inputs": _inputs(data) if data.fields is None else _parts(fed),
         **({"Columns, in this order": ", ".join(data.columns)} if data.columns else {}),
-        "Classes": ", ".join(data.labels) if data.labels else data.classes or "none",
+        "Classes": ", ".join(data.labels) if data.labels else _classes(data) or "none",
         "Clients": summary["clients"],
         "Method": fed.method.label,
         "Rounds": _rounds(records),
@@ -309,6 +309,12 @@ def _parts(fed: FederationSetup) -> str:
             f"sequences are padded at the end{end}, and {mask} is 1 where they have values"
         )
     return "; ".join(words)
+
+
+def _classes(data: Dataset) -> int | None:
+    """How many classes samples have, or their tokens or pixels."""
+    of_parts = data.y.dtype == torch.int64 and data.y.numel()
+    return data.outputs if data.classes is None and of_parts else data.classes
 
 
 def _figure(value: Any) -> str:

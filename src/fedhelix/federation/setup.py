@@ -119,7 +119,8 @@ class FederationSetup:
         if clients is not None and clients not in (self.known, self.clients):
             raise UserError(
                 f"clients = {clients}, but the partition or the owners of the data make "
-                f"{self.clients}; leave clients out."
+                f"{self.clients}; leave clients out, start `fedhelix up` with --sites "
+                f"{self.clients}, or use another partition."
             )
         self._choose_clients(pool, cohort, eval_clients)
         if self.method.capabilities.classification and pool.classes is None:

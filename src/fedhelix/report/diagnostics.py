@@ -117,9 +117,11 @@ def fitness(result: Result) -> Figure | None:
     figure = sheet(height=4.0)
     above, below = figure.subplots(2, 1, height_ratios=(3, 1), sharex=True)
     _draw_fitness(above, result, scored)
+    several = len(above.get_legend_handles_labels()[1]) > 3  # too wide for a row on a phone
     figure.legend(
-        loc="outside upper center", ncols=4, fontsize=8.5, frameon=False, handletextpad=0.1
-    )
+        loc="outside upper center", ncols=2 if several else 3, fontsize=8.5, frameon=False,
+        handletextpad=0.1,
+    )  # fmt: skip
     rho = _numbers(result, "rho")
     if rho:
         below.step(*zip(*rho, strict=True), where="mid", color=COLOURS[0], linewidth=1.6)
