@@ -238,6 +238,7 @@ def test_the_noise_of_sites_is_no_function_of_the_seed_and_is_drawn_once(tmp_pat
     simulated = spec.config.federation(spec.method)
     (seeded,) = simulated.engine.run_clients(tasks)
     assert not same(one.upload, seeded.upload)
-    (_later,) = fed.engine.run_clients([tasks[0]._replace(round=1)])
+    newer = fed.method.download(state.server, 0, fed.context(1, 2))
+    (_later,) = fed.engine.run_clients([ClientTask(0, 1, newer, {})])
     assert fed.engine.run_clients(tasks) == []
     assert "round 1 is over" in fed.engine.missing[0]
