@@ -161,7 +161,9 @@ def test_what_came_too_late_or_stayed_masked_counts_in_the_ledger(tmp_path):
     assert [ledger["1"] for ledger in ledgers] == pytest.approx([once, once, twice])
     restarted = Transport(deployment.grid, deployment.policy)
     remember_spent(restarted, folder, federation.engine.registry)
-    assert restarted.spending.epsilon == {f"site-{client}": spent for client, spent in ledgers[-1].items()}
+    assert restarted.spending.epsilon == {
+        f"site-{client}": spent for client, spent in ledgers[-1].items()
+    }
     remember_spent(restarted, RunFolder.create(tmp_path / "new", {}), federation.engine.registry)
     assert restarted.spending.epsilon == {}
 
