@@ -45,6 +45,7 @@ ADDED_OPTIONS = {
     "warm_epochs": 0,
     "required": True,
     "heads": "common",
+    "times": 1.0,
 }
 
 CellRuns = list[tuple[Cell, dict[Path, RunSpec]]]  # the runs of every cell by folder
