@@ -514,6 +514,18 @@ def test_resuming_a_finished_run_says_so_and_how_to_train_on(cli):
     assert done.code == 0 and "'both' was finished already, so nothing was trained" in done.err
 
 
+def test_a_run_that_has_spent_its_budget_is_not_said_to_get_more_rounds(cli):
+    pytest.importorskip("dp_accounting")
+    cli("run", "private", *SMALL, "--cohort", 6, "--set", "method.epsilon=8", "--out", "mine")
+    for changes in ((), ("--set", "rounds=4")):
+        done = cli("resume", "mine", *changes)
+        assert done.code == 0 and "rounds=2 " in done.out
+        assert done.err.endswith(
+            "fedhelix: 'mine' was finished already, so nothing was trained; its privacy budget is "
+            "spent, so more rounds need a new run, with more noise or a larger epsilon\n"
+        )
+
+
 # Stopped runs
 
 LONG = (*SMALL, "--rounds", 20, "--partition", "iid")

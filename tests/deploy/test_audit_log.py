@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -40,6 +41,15 @@ def test_a_whole_log_is_read_and_goes_on(log, tmp_path):
     entries = read_log(log.path, None)
     assert entries[-1]["line"] == 7 and entries[-1]["kind"] == "evaluate"
     assert entries[-1]["previous"] == entries[-2]["hash"]
+
+
+def test_a_loss_that_is_no_number_is_null_in_the_log(log, cli):
+    """JSON has no NaN, and other programs do not read it."""
+    log.append({"kind": "train", "round": 5, "loss": math.nan})
+    read = partial(json.loads, parse_constant=pytest.fail)
+    assert [read(line) for line in log.path.read_bytes().splitlines()][-1]["loss"] is None
+    printed = read(cli("audit", "log", log.path, "--json").out)
+    assert [entry["line"] for entry in printed[str(log.path)]] == [*range(1, 8)]
 
 
 def swap(lines):

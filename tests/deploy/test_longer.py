@@ -9,6 +9,7 @@ from fedhelix.cli import deploy as commands
 from fedhelix.deploy import messages, submit
 from fedhelix.runs.spec import make_spec
 from fedhelix.store import RunFolder
+from fedhelix.store.mistakes import longer
 from helpers import checkpoint, same
 from in_process import InProcessDeployment, Link, small_images
 
@@ -143,3 +144,13 @@ def test_a_run_without_any_work_goes_on_by_the_command_that_it_names(
     done = cli(*words, "--set", "rounds=4", *AT)
     assert done.code == 0 and "rounds=4" in done.out, done.err
     assert [len(record["missing"]) for record in RunFolder.open("run").records()] == [2, 2, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("spent", "least", "goes_on"),
+    [([], 1, True), ([0], 1, True), ([0], 2, False), ([0, 1], 1, False)],
+)
+def test_a_run_gets_more_rounds_while_enough_sites_have_budget_left(spent, least, goes_on):
+    records = [{"metadata": {"epsilon": {"0": 8.0, "1": 7.0}, "budget_spent": spent}}]
+    assert (longer(records, "train on", 2, least) == "for more rounds: train on") is goes_on
+    assert longer([], "train on", 2, least) == "for more rounds: train on"

@@ -19,6 +19,7 @@ from fedhelix.core.options import build
 from fedhelix.deploy import need_flower
 from fedhelix.report.terminal import show_table
 from fedhelix.report.wording import count, percent
+from fedhelix.store.json import strict
 
 TAKES = {
     "idlg": "methods such as fedavg, or run folders",
@@ -230,7 +231,7 @@ def _show_logs(paths: Sequence[str], key: Path | None, as_json: bool) -> None:
             raise UserError(f"'{path}' is a folder; audit log takes {TAKES['log']}.")
     logs = {path: read_log(Path(path), key) for path in paths}
     if as_json:
-        print(json.dumps(logs, indent=2))
+        print(json.dumps(strict(logs), indent=2))  # older logs may hold NaN
         return
     for path, entries in logs.items():
         for entry in entries:

@@ -38,7 +38,7 @@ from fedhelix.runs.spec import make_spec, make_specs
 from fedhelix.runs.sweep import command_of, read_search, read_sweep
 from fedhelix.runs.tune import best, tune_all
 from fedhelix.store import RUNS
-from fedhelix.store.mistakes import runs_in
+from fedhelix.store.mistakes import longer, runs_in
 
 
 @settings
@@ -104,10 +104,8 @@ def resume(
             show_comparison(folder, folders, as_json)
             return
         done = jobs.resume(folder, quiet or None, track, address, changes or ())
-    more = f"--set rounds={2 * done.state.round}"
-    _note_finished(
-        folder, before, f"for more rounds: fedhelix resume {shlex.quote(str(folder))} {more}"
-    )
+    how = f"fedhelix resume {shlex.quote(str(folder))} --set rounds={2 * done.state.round}"
+    _note_finished(folder, before, longer(done.records, how, done.federation.clients))
     show_run(folder, done.summary, as_json)
 
 

@@ -33,6 +33,7 @@ from fedhelix.core.files import remove_leftovers, write_atomically
 from fedhelix.core.tree import Tree, flatten
 from fedhelix.deploy.keys import public_bytes, read_either_key, read_private_key
 from fedhelix.deploy.policy import also
+from fedhelix.store.json import strict
 
 GENESIS = "0" * 64
 ALGORITHM = ec.ECDSA(SHA256())
@@ -125,7 +126,7 @@ class AuditLog:
 
     def append(self, event: Mapping[str, Any]) -> None:
         """Add a line; it is on the disk before this returns, or an OSError says why it is not."""
-        entry = {"line": self._lines + 1, "time": now(), "previous": self._last, **event}
+        entry = strict({"line": self._lines + 1, "time": now(), "previous": self._last, **event})
         line = json.dumps({**entry, "signature": self._signed(canonical(entry))}, sort_keys=True)
         before, text = (self._lines, self._last, self._size), line.encode() + b"\n"
         try:

@@ -12,6 +12,8 @@ from fedhelix.core.errors import EngineFailure
 from fedhelix.deploy.hints import resumption
 from fedhelix.deploy.policy import UNTAKEN, also
 from fedhelix.deploy.remote_data import CHECK_DATA
+from fedhelix.store.folder import RunFolder
+from fedhelix.store.mistakes import longer
 from fedhelix.store.records import WEIGHTLESS, has_effect
 
 MOST_REASONS = 3  # of a round, in one sentence
@@ -76,12 +78,14 @@ def check_any_work(records: Sequence[Mapping[str, Any]], path: Path, where: str 
         )
 
 
-def finished_already(path: Path, rounds: int, where: str) -> str:
+def finished_already(folder: RunFolder, clients: int) -> str:
     """What is said of a run that is to go on and has all its rounds."""
-    how = resumption(path, where, "--set", f"rounds={2 * rounds}")
+    path, rounds = folder.path, folder.rounds_saved
+    how = resumption(path, folder.where, "--set", f"rounds={2 * rounds}")
+    least = folder.config["deployment"].get("minimum", 1)
     return (
         f"'{path}' was finished already, with {rounds} round{'s' * (rounds != 1)}, so nothing was "
-        f"trained; for more rounds: {how}."
+        f"trained; {longer(folder.records(), how, clients, least)}."
     )
 
 

@@ -214,11 +214,11 @@ class Site:
         check_counted(setup.method, task.payload, kept.spent().get("noisy_rounds", 0))
         begun = time.monotonic()
         result = run_client(setup, task)
-        took = human_seconds(time.monotonic() - begun)
-        said = f"{result.samples} samples, loss {result.loss or 0:.4g}, {took}"
+        seconds = time.monotonic() - begun
+        said = f"{result.samples} samples, loss {result.loss or 0:.4g}, {human_seconds(seconds)}"
         say(f"round {task.round + 1}: {said}")
         kept.write(task.round, keep_states([result], {task.client: task.client_state})[task.client])
-        fields = {"samples": result.samples, "loss": result.loss, **kept.remark}
+        fields = {"samples": result.samples, "loss": result.loss, "seconds": seconds, **kept.remark}
         fields |= spent_by_round(setup, task, result.client_state)
         sent = {"round": task.round, "fields": fields, "upload": result.upload}
         sent["task"] = digest.hex()

@@ -239,7 +239,8 @@ def follow(control: Control, folder: RunFolder, quiet: bool | None = None) -> di
             stacklevel=2,
         )
     elif is_over:
-        print(f"fedhelix: {finished_already(folder.path, rounds, folder.where)}", file=sys.stderr)
+        clients = spec.config.client_count + spec.config.newcomers
+        print(f"fedhelix: {finished_already(folder, clients)}", file=sys.stderr)
     return dict(folder.summary)
 
 

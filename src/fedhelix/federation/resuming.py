@@ -10,6 +10,7 @@ from typing import Any
 from fedhelix.core.errors import UserError
 from fedhelix.federation.evaluation import evaluate, without_evaluation
 from fedhelix.federation.run import Run
+from fedhelix.store.mistakes import longer
 from fedhelix.store.records import Record
 
 
@@ -62,9 +63,10 @@ def note_finished(run: Run, begun: int, silent: bool) -> None:
     if silent or run.folder is None or done > begun:
         return
     where = run.folder.path
+    how = f"fed.fit(rounds={2 * done}, out={str(where)!r}, resume=True)"
+    more = longer(run.records, how, run.federation.clients)
     print(
-        f"fedhelix: '{where}' was finished already, so nothing was trained; for more rounds: "
-        f"fed.fit(rounds={2 * done}, out={str(where)!r}, resume=True)",
+        f"fedhelix: '{where}' was finished already, so nothing was trained; {more}",
         file=sys.stderr,
     )
 

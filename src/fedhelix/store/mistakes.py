@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -70,6 +70,19 @@ def resumption(path: Path | str, config: Mapping[str, Any], where: str) -> str:
     if config.get("library"):
         return f"fit(..., out='{path}', resume=True)"
     return f"fedhelix resume {shlex.quote(str(path))}"
+
+
+def longer(records: Sequence[Mapping[str, Any]], how: str, clients: int, least: int = 1) -> str:
+    """How a finished run gets more rounds, as the end of a sentence: not at all where fewer of its
+    clients than `least` have privacy budget left.
+    """
+    last = records[-1].get("metadata", {}) if records else {}
+    if (spent := last.get("budget_spent")) and clients - len(spent) < least:
+        return (
+            "its privacy budget is spent, so more rounds need a new run, with more noise or a "
+            "larger epsilon"
+        )
+    return f"for more rounds: {how}"
 
 
 @contextmanager
