@@ -1,5 +1,7 @@
 """Clients that come with a train and a test table, as `train_test_split` makes them."""
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -39,6 +41,19 @@ def test_data_sets_of_hugging_face_are_split_too():
     assert len(from_hub(owned, "w", split="test").x) == 6  # a fifth of each owner's is held out
     with pytest.raises(UserError, match="unknown split 'valid'; there are: test, train"):
         from_hub(owned, "w", split="valid")
+
+
+def test_a_split_of_a_name_may_be_a_part_of_it(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    data = tmp_path / "data"
+    data.mkdir()
+    for name, rows in (("train", 40), ("test", 8)):
+        TABLE.head(rows).assign(who=["a", "b"] * (rows // 2)).to_csv(data / f"{name}.csv")
+    read = partial(from_hub, str(data), "who", "u", "label")
+    assert (len(read().x), len(read().x_test)) == (40, 8)
+    half = read(split="train[:50%]")  # has no test part, so a fifth is held out
+    assert (len(half.x), len(half.x_test)) == (16, 4)
 
 
 def test_other_splits_are_named():

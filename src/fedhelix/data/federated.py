@@ -218,7 +218,8 @@ def from_hub(
     """A data set of Hugging Face `datasets`, or its name there, by the owners that a column names.
 
     Of a `DatasetDict` the `split` counts, and its table called test is the test set of the split
-    called train. Without one, a fifth of each owner's samples is held out.
+    called train. Without one, a fifth of each owner's samples is held out. With a name, `split` may
+    also be a part, such as `train[:10%]`.
     """
     if isinstance(data, str):
         try:
@@ -227,7 +228,8 @@ def from_hub(
             raise UserError(
                 f"'{data}' needs Hugging Face datasets; pip install 'fedhelix[data]'."
             ) from None
-        name, data = name or data, load_dataset(data)
+        some = None if split.isidentifier() else split  # train[:10%], say: no name of a table
+        name, data = name or data, load_dataset(data, split=some)
     test = None
     if has_splits(data):
         if split not in data:
