@@ -40,15 +40,19 @@ def begin(sites, rounds, method="private", terms=()):
     settings = {**SMALL, **NOISE[method], "data": data, "partition": "iid", "rounds": rounds}
     folder = submit.create(make_spec(method, settings), sites.folder / "run", terms)
     node = list(sites.grid.answers)[2]
+    fail_in_the_second_round(sites, node)
+    return folder, node
+
+
+def fail_in_the_second_round(sites, node):
     honest = sites.grid.answers[node]
 
-    def away(content):
+    def fails(content):
         header = messages.read(content).header
         is_second = header["kind"] == "train" and header["round"] == 1
-        return RuntimeError("away") if is_second else honest(content)
+        return RuntimeError("broken") if is_second else honest(content)
 
-    sites.grid.answers[node] = away
-    return folder, node
+    sites.grid.answers[node] = fails
 
 
 @pytest.mark.parametrize("method", list(NOISE))
@@ -162,15 +166,8 @@ def test_no_site_trains_while_too_few_are_there_that_do_not_refuse(sites, method
 
 def test_a_run_ends_where_only_sites_that_refuse_have_budget_left(sites):
     fed, asked = refusing(sites)
-    first, records = next(iter(sites.grid.answers)), []
-    honest = sites.grid.answers[first]
-
-    def fails(content):
-        header = messages.read(content).header
-        is_second = header["kind"] == "train" and header["round"] == 1
-        return RuntimeError("broken") if is_second else honest(content)
-
-    sites.grid.answers[first] = fails
+    fail_in_the_second_round(sites, next(iter(sites.grid.answers)))
+    records = []
     why = "1 of 3 sites have privacy budget left and policies that admit the run, and a round needs"
     with pytest.raises(NoMoreRounds, match=f"{why} 2; {REFUSES}"):
         records.extend(record for record, _ in fed.run_rounds(6))
