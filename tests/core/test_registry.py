@@ -6,7 +6,7 @@ import pytest
 
 import fedhelix
 from fedhelix import METHODS, FedProx
-from fedhelix.core.errors import UserError
+from fedhelix.core.errors import UserError, nearest
 from fedhelix.core.registry import make, method_type, parts
 from fedhelix.core.wrapper import check_wrappers
 
@@ -55,6 +55,11 @@ def test_unknown_methods():
         UserError, match=r"unknown method 'xyz'; there are: .*fedasync, fedau, fedavg,"
     ):
         make("xyz")
+
+
+def test_a_name_of_one_letter_resembles_none():
+    assert nearest("0", ["ulm", "330"]) == "there are: 330, ulm."
+    assert nearest("A", ["a", "330"]) == "did you mean 'a'?"
 
 
 def test_unknown_options_of_a_class_are_refused_with_the_nearest_right_one():

@@ -8,7 +8,9 @@ import pytest
 from rich.console import Console
 
 import fedhelix
+from fedhelix.papers.tables import _number
 from fedhelix.report.columns import tabulate
+from fedhelix.report.tables import _percent
 from fedhelix.report.terminal import show_table
 from fedhelix.report.wording import percent
 
@@ -66,3 +68,9 @@ def test_a_command_uses_the_terminal_or_wide_lines(monkeypatch, capsys):
     show_table(AUDIT, ATTACKED)
     out = capsys.readouterr().out
     assert "outsider" in out and "-0.15" in out
+
+
+def test_nothing_has_no_sign():
+    assert percent(-0.0001) == "0.0 %" and percent(-0.0001, 0.01) == "0.0 ± 1.0 %"
+    assert _percent(-0.0004) == "0.0" and _percent(-0.004) == "-0.4"
+    assert _number(-0.001, whole=False) == "0.00" and _number(-0.01, whole=False) == "-0.01"

@@ -53,7 +53,7 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
 def nearest(name: object, known: Iterable[str]) -> str:
     """The end of a sentence about a name that does not exist: the nearest one that does, or all."""
     names, given = {one.lower(): one for one in sorted(known)}, str(name).lower()
-    similar = 0.62 if len(given) > 2 else 0.5  # of two letters one may be wrong
+    similar = {1: 1.0, 2: 0.5}.get(len(given), 0.62)  # of two letters one may be wrong
     close = difflib.get_close_matches(given, names, n=1, cutoff=similar)
     shown = (f"'{one}'" if "," in one else one for one in names.values())
     all_names = ", ".join(shown) or "none"

@@ -63,7 +63,7 @@ def _number(value: float, whole: bool) -> str:
     """A number with decimals, unless all are whole; nothing at all is a plain 0."""
     if whole or not value:
         return f"{value:.0f}"
-    return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}"
+    return f"{value:z.2f}" if abs(value) < 10 else f"{value:.1f}"
 
 
 def markdown(report: Mapping[str, Any], measure: str) -> str:

@@ -162,7 +162,7 @@ def _standard_error(values: Sequence[float]) -> float:
 
 
 def _percent(value: float) -> str:
-    return f"{100 * value:.1f}"
+    return f"{100 * value:z.1f}"  # never -0.0
 
 
 def _plain(value: float) -> str:

@@ -63,7 +63,8 @@ def _named(sites: Sequence[str]) -> str:
 
 def percent(value: float, error: float = np.nan) -> str:
     """A share in per cent, with its error unless that is NaN."""
-    return f"{100 * value:.1f} %" if np.isnan(error) else f"{100 * value:.1f} ± {100 * error:.1f} %"
+    shown = f"{100 * value:z.1f}"  # never -0.0
+    return f"{shown} %" if np.isnan(error) else f"{shown} ± {100 * error:.1f} %"
 
 
 def plain(value: float, error: float) -> str:
