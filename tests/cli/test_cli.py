@@ -271,6 +271,10 @@ def files(folder: Path) -> set[Path]:
             "run fedavg --set fedprox.mu=1",
             "--set fedprox.mu=1 is an option of fedprox, which does not run here.",
         ),
+        (
+            "run fedavg --set fedprox.lam=1",
+            "unknown option of fedprox, which does not run here: 'lam'; there are: mu",
+        ),
         ("run fedavg --partition dirichlet:0", "alpha must be greater than 0, not 0.0."),
         ("run fedavg --partition dirichlet:-1", "alpha must be greater than 0, not -1.0."),
         ("run fedavg --partition dirichlet", "the partition 'dirichlet' lacks its alpha"),

@@ -42,6 +42,9 @@ def test_a_tie_is_a_difference_that_may_be_zero():
     two = {0: 0.90, 1: 0.93}  # the interval of 4 and 1.4 points is 2.7 ± 16.5 points
     assert tied(two, {0: 0.86, 1: 0.916}, alike=False), "two seeds say little"
     assert not tied(two, {0: 0.60, 1: 0.631}, alike=False), "30 and 29.9 points"
+    sent = {0: 8_613_000, 1: 6_890_400}, {0: 334_000, 1: 334_000}  # 26 and 21 times as much
+    assert tied(*sent, alike=False) and not tied(*sent, alike=False, by_ratio=True)
+    assert tied(sent[0], sent[0], alike=True, by_ratio=True)
     assert tied({0: 0.9}, {1: 0.9}, alike=True) and not tied({0: 0.9}, {0: 0.8}, alike=False)
 
 

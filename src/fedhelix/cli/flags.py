@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from fedhelix.cli.common import OUTPUT
-from fedhelix.core.errors import UserError
+from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.registry import is_known
 from fedhelix.runs.config import Config, layered
 from fedhelix.runs.presets import PRESETS
@@ -154,8 +154,11 @@ def _check_groups(assigned: Sequence[str], specs: Sequence[str]) -> None:
     """
     groups = {group for spec in specs for group in groups_of(spec)}
     for text in assigned:
-        group, dot, _ = text.partition("=")[0].strip().partition(".")
+        group, dot, option = text.partition("=")[0].strip().partition(".")
         if dot and is_known(group) and group not in groups:
+            names = [key.partition(".")[2] for key in option_keys([group])]
+            if option not in names:
+                raise unknown(f"option of {group}, which does not run here:", option, names)
             raise UserError(f"--set {text} is an option of {group}, which does not run here.")
 
 

@@ -94,7 +94,12 @@ def ties(
     return [
         label
         for label in others
-        if tied(finals_of[best], finals_of[label], alike=shown(best) == shown(label))
+        if tied(
+            finals_of[best],
+            finals_of[label],
+            alike=shown(best) == shown(label),
+            by_ratio=column.endswith("_bytes"),
+        )
     ]
 
 

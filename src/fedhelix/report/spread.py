@@ -42,17 +42,22 @@ def explanation(seeds: Sequence[int]) -> str:
     return f"line: mean of seeds; band: {bands}" if bands else ""
 
 
-def tied(best: Mapping[int, float], other: Mapping[int, float], alike: bool) -> bool:
+def tied(
+    best: Mapping[int, float], other: Mapping[int, float], alike: bool, by_ratio: bool = False
+) -> bool:
     """Whether two methods, as values by seed, cannot be told apart.
 
-    They tie where the confidence interval of their differences seed by seed holds zero. Of two
-    seeds it is wide, so that only nearly equal differences tell methods apart. Without two seeds in
-    common, they tie where a reader sees the same number (`alike`).
+    They tie where the confidence interval of their differences seed by seed holds zero, or that of
+    the logarithms of their ratios. Of two seeds it is wide, so that only nearly equal differences
+    tell methods apart. Without two seeds in common, they tie where a reader sees the same number
+    (`alike`).
     """
     seeds = sorted(best.keys() & other.keys())
     if len(seeds) < 2:
         return alike
-    differences = pd.DataFrame([[best[seed] - other[seed] for seed in seeds]])
+    pairs = np.array([[best[seed], other[seed]] for seed in seeds])
+    pairs = np.log(pairs) if by_ratio and (pairs > 0).all() else pairs
+    differences = pd.DataFrame([pairs[:, 0] - pairs[:, 1]])
     low, high = _interval(differences)
     return bool(low[0] <= 0 <= high[0])
 
