@@ -161,7 +161,7 @@ class TestFromClients:
             ),
             ([[(1, 2, 3)] * 3], None, "client 0 of 'data' has 3 entries"),
             ([Squares(3), Unlabelled(3)], None, "client 1 of 'data' cannot be read as samples"),
-            ([iter([1])], None, "client 0 of 'data' is a list_iterator"),
+            ([iter([1])], None, "client 0 of 'data' is of type list_iterator"),
             ([(np.zeros((2, 4)),)], None, "client 0 of 'data' has 1 entries"),
             ([Squares(3)], [Squares(3), Squares(3)], "has 1 clients, but test has 2 parts"),
         ],

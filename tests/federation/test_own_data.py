@@ -291,7 +291,7 @@ def test_settings_of_other_libraries_are_refused_with_those_of_this_one(options,
 
 @pytest.mark.parametrize("data", [None, 3, lambda: X])
 def test_what_holds_no_data_is_refused(data):
-    with pytest.raises(UserError, match=r"data is a .*; give the name of a data set"):
+    with pytest.raises(UserError, match=r"data is of type .*; give the name of a data set"):
         Federation(data)
 
 

@@ -65,6 +65,7 @@ def test_a_sweep_is_a_comparison_of_variants(tmp_path):
     [
         ("seeds = 1", "names no methods"),
         ('methods = "fedavg"', "'methods' in .* must be a list"),
+        ('methods = ["fedavg"]\nseeds = "two"', "'seeds' in .* must be a whole number, not 'two'"),
         ('methods = ["fedavg"]\nseed = 1', "'seed'"),
         (
             'methods = ["fedavg"]\n[grid]\nlr = 0.1',

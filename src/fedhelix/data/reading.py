@@ -51,7 +51,7 @@ def raw_pair(part: Any, where: str) -> tuple[Any, Any]:
         return part[0], part[1]
     if not hasattr(part, "__len__") or not hasattr(part, "__getitem__"):
         raise UserError(
-            f"{where} is a {type(part).__name__}; "
+            f"{where} is of type {type(part).__name__}; "
             "a pair (x, y) or a map-style torch Dataset is right."
         )
     if len(part) == 0:

@@ -92,8 +92,8 @@ def read_data(data: Any, partition: str | Partition | None) -> Dataset:
         raise UserError("data is a dictionary of two arrays; give from_arrays(x, y) for them.")
     if not hasattr(data, "__len__"):
         raise UserError(
-            f"data is a {type(data).__name__}; give the name of a data set, from_arrays(x, y), a "
-            "table, a torch data set, or a list with an entry for each client."
+            f"data is of type {type(data).__name__}; give the name of a data set, from_arrays(x, "
+            "y), a table, a torch data set, or a list with an entry for each client."
         )
     if (column := owner_column(partition)) is not None:
         raise UserError(

@@ -39,6 +39,7 @@ from fedhelix.runs.spec import groups_of
 KEYS = {
     "methods": list, "seeds": int, "settings": dict, "grid": dict, "trials": int, "range": dict,
 }  # fmt: skip
+A = {list: "a list", int: "a whole number", dict: "a table"}
 Space = dict[str, Any]  # for each key a list of values, or a range
 
 
@@ -141,7 +142,7 @@ def _checked(file: str | Path, one_seed: bool = False) -> dict[str, Any]:
         if key not in KEYS:
             raise unknown(f"key in '{file}'", key, KEYS)
         if not isinstance(value, KEYS[key]):
-            raise UserError(f"'{key}' in '{file}' must be a {KEYS[key].__name__}, not {value!r}.")
+            raise UserError(f"'{key}' in '{file}' must be {A[KEYS[key]]}, not {value!r}.")
     _check_places(content, file, one_seed)
     methods, grid = content.get("methods", []), flat(content.get("grid", {}))
     searched = {**grid, **content.get("range", {})}
