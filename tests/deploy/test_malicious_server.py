@@ -193,15 +193,15 @@ def test_runs_share_what_a_site_gives_in_all(tmp_path):
     eight, six, four = ({"method.epsilon": epsilon} for epsilon in (8.0, 6.0, 4.0))
     assert asked("0", "secure+private", "masking_keys", **eight) == ""  # has spent nothing
     for _ in range(2):
-        assert "of all runs" not in asked("a", "secure+private", **six)
+        assert "of all runs" not in asked("a", "private", **six)
     shutil.rmtree(tmp_path / ("a" * 32), ignore_errors=True)
     said = asked("b", "secure+dp-sgd", "masking_keys", **six)
     assert "allows 10.0 as epsilon of all runs together, not 12.0" in said
     assert "this one adds no noise (total_epsilon)" in asked("b", "secure")
-    assert "of all runs" not in asked("b", "secure+dp-sgd", **four)
+    assert "of all runs" not in asked("b", "dp-sgd", **four)
     said = asked("b", "secure+private", **four)
-    assert "began as secure+dp-sgd, and does not go on as secure+private" in said
-    assert "not 14.0" in asked("b", "secure+dp-sgd", **eight)
+    assert "began as dp-sgd, and does not go on as secure+private" in said
+    assert "not 14.0" in asked("b", "dp-sgd", **eight)
     (tmp_path / "north.budgets.json").write_text("[")
     assert "north.budgets.json' cannot be read" in asked("c", "secure+dp-sgd", **four)
 

@@ -11,6 +11,7 @@ from fedhelix.components.secure_sum import KEY, SIGNATURE, sum_words
 from fedhelix.core.errors import EngineFailure
 from fedhelix.core.tree import payload_bytes
 from fedhelix.deploy import messages, submit, transport
+from fedhelix.deploy import site as site_module
 from fedhelix.deploy.site import Site
 from fedhelix.deploy.site_state import SiteState
 from fedhelix.report.headline import warnings_of_page
@@ -103,6 +104,34 @@ def test_below_the_threshold_a_round_changes_nothing_and_the_next_one_does(tmp_p
     assert same(states[0].server, states[1].server)
     assert not same(states[1].server, states[2].server)
     assert records[1]["other_bytes"] == sum(passed) >= 2 * (2 * KEY + SIGNATURE)
+
+
+def test_nobody_trains_and_spends_budget_where_too_few_share_keys(tmp_path, monkeypatch):
+    """Three of four have sent keys and fall silent; a server that asks all the same is refused."""
+    pytest.importorskip("dp_accounting")
+    spec = spec_for("secure+dp-sgd", rounds=3, **{"method.noise": 1.0, "method.epsilon": 1e6})
+    others = {"site-1", "site-2", "site-3"}
+    deployment = silenced(InProcessDeployment(tmp_path, 4), "masking_shares", others, round=1)
+    lone, asked = deployment.sites[0], []
+    honest = deployment.grid.answers[101]
+
+    def spy(content):
+        asked.append((messages.read(content), content))
+        return honest(content)
+
+    deployment.grid.answers[101] = spy
+    records = deployment.fit(spec).records
+    trained = [one.header["round"] for one, _ in asked if one.header["kind"] == "train"]
+    assert trained == [0, 2] and set(records[1]["missing"]) == set("0123")
+    why = "took part in vain: 3 clients are needed for masks, and 1 sent shares"
+    assert records[1]["missing"]["0"] == f"site-0 {why}"
+    monkeypatch.setattr(site_module, "run_client", lambda *_: pytest.fail("has trained"))
+    header, body = next(one for one, _ in asked[::-1] if one.header["kind"] == "train")
+    keys = next(text for one, text in asked[::-1] if one.header["kind"] == "masking_keys")
+    header = {**header, "round": 3, "after": 2}
+    lone.answer(messages.write({**messages.read(keys).header, "round": 3, "after": 2}))
+    said = messages.read(lone.answer(messages.write(header, {**body, "shares": {}}))).header
+    assert "secure aggregation needs 2 clients that share keys, and 1 are there" in said["error"]
 
 
 def test_masked_uploads_count_though_their_sum_cannot_be_unmasked(tmp_path):

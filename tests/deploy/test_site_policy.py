@@ -325,9 +325,11 @@ def test_a_dry_run_says_what_would_leave(tmp_path, capsys, monkeypatch):
     assert "650 values of 2 entries, which the server sees" in said and "training loss" in said
     assert "audit log" not in said
     said = "\n".join(reveals(site, make_spec("scaffold", SMALL)))
-    assert "scaffold packs them or adds to them; the audit log names every entry" in said
+    assert "scaffold may pack them or add to them; the audit log names them all" in said
+    assert "it has trained on, for how many seconds." in said
     said = "\n".join(reveals(site, make_spec("secure+private", SMALL)))
     assert "sum over all sites only" in said and "epsilon 8, delta 1e-05" in said
+    assert "for how many seconds, and what is spent of its privacy budget." in said
     said = "\n".join(reveals(site, make_spec("clustered", SMALL)))
     assert "before the first round: print (64×5), computed from its samples; " in said
     at_night = Site("north", "digits", tmp_path, policy=SitePolicy(hours="20:00-06:00"))

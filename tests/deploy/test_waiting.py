@@ -1,5 +1,7 @@
 """A run that waits for a site says for whom, to whoever follows it."""
 
+from functools import partial
+
 import numpy as np
 
 from fedhelix.deploy import messages, notices, submit, transport, waiting
@@ -69,6 +71,7 @@ def test_the_first_round_without_effect_is_explained_at_once(tmp_path, monkeypat
 
 
 def test_what_is_new_about_a_round_without_effect_is_said_first():
+    why_idle = partial(notices.why_idle, names=lambda clients: [f"s{i}" for i in clients])
     ulm, bern = "ulm answered: the site's policy allows 7.", "bern is not connected."
     metz = "metz answered, but 2 answers are needed"
     before = [
@@ -77,13 +80,17 @@ def test_what_is_new_about_a_round_without_effect_is_said_first():
     ]
     record = {**before[1], "round": 3}
     expected = f"{bern[:-1]}; {metz}; {ulm[:-1]}"
-    assert notices.why_idle(record, before) == notices.why_idle(record, before[:1]) == expected
-    assert notices.why_idle(record) == f"{ulm[:-1]}; {bern[:-1]}; {metz}"
+    assert why_idle(record, before=before) == why_idle(record, before=before[:1]) == expected
+    assert why_idle(record) == f"{ulm[:-1]}; {bern[:-1]}; {metz}"
     many = {str(i): f"s{i} is not connected" for i in range(9)} | {"9": UNTAKEN}
     record = {"participants": list(range(9)), "missing": many, "refused": {"8": "harmful"}}
     said = "s0 is not connected; s1 is not connected; s2 is not connected; and 7 more"
-    assert notices.why_idle(record) == said
-    assert notices.why_idle({**record, "participants": [0, 10]}) == ""
+    assert why_idle(record) == said
+    assert why_idle({**record, "participants": [0, 10]}) == ""
+    refused = {"8": "holds values that are not finite", "9": "is too long"}
+    record = {"participants": [8, 9], "missing": {}, "refused": refused}
+    said = "the upload of s8 holds values that are not finite; the upload of s9 is too long"
+    assert why_idle(record) == said
 
 
 def test_a_new_run_says_who_is_there_whenever_that_changes(tmp_path, monkeypatch, capsys):

@@ -27,7 +27,7 @@ def test_missing_answers_have_the_numbers_of_their_reasons(make_run, capsys):
     run = make_run(rounds=2, incidents={"missing": lost, "refused": {"1": "has NaN."}})
     show_run(run.path, {**(run.summary or {}), "refused": 2, "missing": 6}, as_json=False)
     assert capsys.readouterr().err == (
-        "fedhelix: 2 uploads were refused (has NaN); metrics.jsonl says which and why.\n"
+        "fedhelix: 2 uploads were refused (each has NaN); metrics.jsonl says which and why.\n"
         "fedhelix: 6 answers were missing (4 × ulm refuses; 2 × metz is not connected); "
         "metrics.jsonl says which and why.\n"
     )

@@ -185,14 +185,15 @@ class MaskingClient:
         """Words under the masks with all neighbours whose shares came, and its own; `task` stands
         for all that the words were computed from, besides a client's own samples.
         """
-        self._open(received)
+        self.receive(received)
         total, view = words + mask(self._own, words), common_view(self.purpose, self._keys, task)
         for other in received:
             public = self._keys[other][:KEY]
             total += pair_mask(self._mask_key, public, self.client, other, view, words)
         return total
 
-    def _open(self, received: Mapping[int, bytes]) -> None:
+    def receive(self, received: Mapping[int, bytes]) -> None:
+        """Open the shares of its neighbours; UserError if too few have come for a sum."""
         if strange := set(received) - set(self._holders[:-1]):
             raise UserError(f"client {min(strange)} is no neighbour whose shares could come.")
         if len(received) + 1 < self.needed:

@@ -27,6 +27,7 @@ from fedhelix.deploy.site_policy import chain
 from fedhelix.deploy.site_setup import site_setup
 from fedhelix.engines.local import ClientTask, Setup, make_client
 from fedhelix.methods import DPSGD, Private
+from fedhelix.methods.budget import Budgeted
 from fedhelix.runs.spec import RunSpec, make_spec, read_spec
 
 
@@ -74,7 +75,7 @@ def reveals(site: Site, spec: RunSpec, extra: int = 0, experiment: str = "") -> 
     else:
         yield f"every round: {values:,} values of {len(shared)} entries, which the server sees."
     if spec.method.overrides("upload"):
-        yield f"  {spec.method.label} packs them or adds to them; the audit log names every entry."
+        yield f"  {spec.method.label} may pack them or add to them; the audit log names them all."
     for part in chain(spec.method):
         if isinstance(part, Private):
             sites = part.noise_by == "clients"
@@ -88,6 +89,9 @@ def reveals(site: Site, spec: RunSpec, extra: int = 0, experiment: str = "") -> 
         if isinstance(part, DPSGD):
             budget = f"epsilon {part.epsilon:g}, delta {part.delta:g}"
             yield f"  The gradient of every sample is clipped and gets noise: {budget}."
+    spent = any(isinstance(part, Budgeted) for part in chain(spec.method))
+    budget = ", and what is spent of its privacy budget" * spent
+    yield f"every round: how many samples it has trained on, for how many seconds{budget}."
     if site.policy.metrics:
         yield "every round: its training loss; when evaluated: the scores of the models that it"
         yield "  uses and receives; all without noise."

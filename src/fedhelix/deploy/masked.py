@@ -101,6 +101,11 @@ class Masker:
             raise UserError("the keys of a round must include the site's own.")
         return to_tensors(client.share(keys))
 
+    def check_shares(self, experiment: str, task: ClientTask, body: Tree) -> None:
+        """Refuse a round whose upload could not be masked, before it is trained for."""
+        received = to_bytes(body.get("shares"), 2 * SHARE + TAG)
+        self._of(experiment, task).receive(received)
+
     def upload(
         self, experiment: str, task: ClientTask, body: Tree, sent: Tree, kept: SiteState
     ) -> Tree:

@@ -84,6 +84,8 @@ class MaskingEngine(RemoteEngine):
         everybody: Tree = {"keys": to_tensors(keys)}
         bodies = dict.fromkeys(keys, everybody)
         shares = self._bytes("masking_shares", light, bodies, dropped, 2 * SHARE + TAG)
+        if len(shares) < least:  # nobody shall train, and spend budget, for no sum
+            raise UserError(f"{least} clients are needed for masks, and {len(shares)} sent shares.")
         results = self._uploads([task for task in tasks if task.client in shares], shares, dropped)
         answered = torch.tensor(sorted(results), dtype=torch.int64)
         survivors: Tree = {"survivors": {"clients": answered}}

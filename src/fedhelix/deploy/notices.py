@@ -18,8 +18,12 @@ from fedhelix.store.records import WEIGHTLESS, has_effect
 
 MOST_REASONS = 3  # of a round, in one sentence
 
+Names = Callable[[Iterable[int]], list[str]]  # of clients
 
-def why_idle(record: Mapping[str, Any], before: Sequence[Mapping[str, Any]] = ()) -> str:
+
+def why_idle(
+    record: Mapping[str, Any], names: Names, before: Sequence[Mapping[str, Any]] = ()
+) -> str:
     """Why a round had no effect: three of its sites' reasons, those first that were none in the
     last round before it that had one; empty where it had one itself.
     """
@@ -27,16 +31,14 @@ def why_idle(record: Mapping[str, Any], before: Sequence[Mapping[str, Any]] = ()
         return ""
     if record.get("weightless"):
         return WEIGHTLESS
-    known = next((set(_reasons(one)) for one in reversed(before) if has_effect(one)), set())
-    found = dict.fromkeys(sorted(_reasons(record), key=known.__contains__))
+    known = next((set(_reasons(one, names)) for one in reversed(before) if has_effect(one)), set())
+    found = dict.fromkeys(sorted(_reasons(record, names), key=known.__contains__))
     named = [why for why in found if not why.startswith(UNTAKEN)] or [UNTAKEN]
     more = [f"and {len(named) - MOST_REASONS} more"] if len(named) > MOST_REASONS else []
     return "; ".join([*(why.rstrip(".") for why in named[:MOST_REASONS]), *more])
 
 
-def odd_sites(
-    record: Mapping[str, Any], names: Callable[[Iterable[int]], list[str]]
-) -> Iterator[tuple[str, str]]:
+def odd_sites(record: Mapping[str, Any], names: Names) -> Iterator[tuple[str, str]]:
     """The sites that are left out for their data, and those whose losses are out of place; with
     what is said of them.
     """
@@ -89,9 +91,11 @@ def finished_already(folder: RunFolder, clients: int) -> str:
     )
 
 
-def _reasons(record: Mapping[str, Any]) -> list[str]:
+def _reasons(record: Mapping[str, Any], names: Names) -> list[str]:
     """Why single sites did not count in a round."""
-    return [*record["missing"].values(), *record["refused"].values()]
+    refused = zip(names(map(int, record["refused"])), record["refused"].values(), strict=True)
+    uploads = [f"the upload of {name} {why}" for name, why in refused]
+    return [*record["missing"].values(), *uploads]
 
 
 def _first(reasons: Iterable[str]) -> str:

@@ -124,10 +124,8 @@ class Site:
         said = {**repeated, **took, **fields}
         answer = messages.write(said, body)
         if self.log is not None:
-            asked = {
-                "method": messages.method_name(header),
-                "asked": fingerprint(content)["sha256"],
-            }
+            digest = fingerprint(content)["sha256"]
+            asked = {"method": messages.method_name(header), "asked": digest}
             try:
                 self.log.append({**said, **asked, "sent": shapes(body), **fingerprint(answer)})
             except OSError as problem:  # nothing else leaves without a line in the log
@@ -188,9 +186,11 @@ class Site:
         setup, task, kept = self._open(message)
         name = message.header["experiment"]
         self._check_noise(name, setup, task)
+        if is_masked := setup.method.capabilities.masks is not None:
+            self._masker.check_shares(name, task, message.body)
         self.budgets.reserve(name, setup.method)
         sent = self._trained(setup, task, kept, task_digest(message.header, task.payload))
-        if setup.method.capabilities.masks is None:
+        if not is_masked:
             return sent["fields"], sent["upload"]
         return sent["fields"], self._masker.upload(name, task, message.body, sent, kept)
 

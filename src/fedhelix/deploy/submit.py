@@ -304,7 +304,8 @@ class _Watcher:
 
     def _show_idle(self, record: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> None:
         """Say why the first round without effect had none, since more of them may follow."""
-        if not self.idle and record["round"] > self.begun and (why := why_idle(record, before)):
+        why = why_idle(record, self._names, before)
+        if why and not self.idle and record["round"] > self.begun:
             self.idle = True
             print(f"fedhelix: round {record['round']} had no effect: {why}.", file=sys.stderr)
 

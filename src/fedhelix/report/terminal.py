@@ -41,8 +41,9 @@ def _show_losses(records: Sequence[Record], summary: dict[str, Any]) -> None:
     for key, what in (("refused", "upload"), ("missing", "answer")):
         if not (lost := summary.get(key)):
             continue
-        why = reasons(why for record in records for why in record.get(key, {}).values())
-        more = f" ({why})" if why else ""
+        given = [why for record in records for why in record.get(key, {}).values()]
+        subject = "" if key == "missing" or len(set(given)) > 1 else "it " if lost == 1 else "each "
+        more = f" ({subject}{reasons(given)})" if given else ""
         print(
             f"fedhelix: {count(lost, what)} {'was' if lost == 1 else 'were'} {key}{more}; "
             "metrics.jsonl says which and why.",
