@@ -319,6 +319,24 @@ def test_clients_may_be_silent_where_others_are_not_or_own_hooks_read_what_is_se
         assert small(method, data=DIGITS).fit(1, quiet=True).records
 
 
+@pytest.mark.parametrize("sent", [{}, {"weights": {"fc.weight": torch.ones(1)}}])
+def test_downloads_without_a_model_are_told_when_clients_come_back(sent):
+    class Empty(FedAvg):
+        def download(self, server, client, ctx):
+            return sent
+
+    class Kept(Empty):
+        def upload(self, local):
+            upload, _ = super().upload(local)
+            return upload, {"model": upload["model"]}
+
+    small(Empty(), data=DIGITS).fit(1, quiet=True)  # nobody has come back
+    assert len(small(Kept(), data=DIGITS).fit(3, quiet=True).records) == 3
+    right = re.escape("Empty.download must return {'model': {...}}, unless there is a `start`")
+    with pytest.raises(UserError, match=rf"^{right} .* begin at the initial weights again\.$"):
+        small(Empty(), data=DIGITS).fit(3, quiet=True)
+
+
 def test_aggregate_keeps_every_entry_of_the_model():
     def half(found):
         return {**found, "model": {"fc.bias": found["model"]["fc.bias"]}}

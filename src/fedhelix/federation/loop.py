@@ -13,7 +13,8 @@ import numpy as np
 
 from fedhelix.core.cpu import one_thread
 from fedhelix.core.hooks import checked, other_bytes, recorded
-from fedhelix.core.tree import payload_bytes
+from fedhelix.core.tree import Tree, payload_bytes
+from fedhelix.core.views import Context
 from fedhelix.engines.local import ClientResult, ClientTask
 from fedhelix.federation import guard
 from fedhelix.federation.evaluation import evaluate, keep_models
@@ -21,6 +22,7 @@ from fedhelix.federation.newcomers import onboard_all
 from fedhelix.federation.setup import FederationSetup
 from fedhelix.federation.state import FederationState
 from fedhelix.federation.uploads import (
+    check_some_received,
     check_some_sent,
     decode_uploads,
     keep_states,
@@ -73,7 +75,7 @@ def run_round(
     ctx = replace(ctx, cohort=partial(fed.cohort, drawn={t: cohort}))
     busy = {work.task.client for work in pending}
     clients = [i for i in method.select_clients(state.server, cohort, ctx) if i not in busy]
-    payloads = {i: method.download(state.server, i, ctx) for i in clients}
+    payloads = _downloads(fed, t, state, clients, ctx)
     tasks = [ClientTask(i, t, payloads[i], state.client_states.get(i, {})) for i in clients]
     spent = {*ctx.metadata.get("budget_spent", ()), *fed.engine.spent}
     fed.engine.able = set(ctx.present).difference(spent) if spent else None
@@ -137,6 +139,18 @@ def _work_clock(fed: FederationSetup) -> float:
     and later runs too.
     """
     return time.perf_counter() - fed.engine.start_seconds
+
+
+def _downloads(
+    fed: FederationSetup, t: int, state: FederationState, clients: Sequence[int], ctx: Context
+) -> dict[int, Tree]:
+    """What the clients receive in round t."""
+    method = checked(fed.method)
+    payloads = {client: method.download(state.server, client, ctx) for client in clients}
+    if t and not fed.engine.deployed:  # what sites keep is not known here
+        shared = method.shared_params(fed.layers)
+        check_some_received(fed.method, payloads, state.client_states, shared)
+    return payloads
 
 
 def _train_loss(results: Sequence[ClientResult]) -> Record:

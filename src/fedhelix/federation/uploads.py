@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -138,6 +139,22 @@ def check_some_sent(
         raise UserError(
             f"{method.label}.upload must return ({{'model': {{...}}}}, client_state), but no "
             "client sends a 'model' in the first round, so that nothing is learnt."
+        )
+
+
+def check_some_received(
+    method: Method, payloads: Mapping[int, Tree], kept: Mapping[int, Tree], shared: Sequence[str]
+) -> None:
+    """Refuse a method whose clients come back and receive no model, where FedAvg's own `start`
+    waits for one and nobody keeps any: they would all begin at the initial weights again.
+    """
+    back = any(client in kept for client in payloads)
+    has_model = any("model" in tree for tree in chain(payloads.values(), kept.values()))
+    if back and shared and not has_model and not method.overrides("start"):
+        raise UserError(
+            f"{method.label}.download must return {{'model': {{...}}}}, unless there is a `start` "
+            "that makes a model of what it returns: no client receives a 'model' or keeps one, so "
+            "that all would begin at the initial weights again."
         )
 
 
