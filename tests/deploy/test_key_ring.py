@@ -67,6 +67,12 @@ def test_a_site_without_the_key_of_another_one_says_which_file_goes_where(rings,
         lacking.checked(KEYS, "run 3", signed(rings[0]))
 
 
+def test_a_key_of_another_site_that_may_be_outdated_is_named(rings):
+    keys = {**signed(rings[0]), 2: rings[1].signed(KEYS, "run 3", 2, bytes([2]) * 2 * KEY)}
+    with pytest.raises(UserError, match="site-3; nothing is signed with that of site-2, perhaps"):
+        rings[0][0].checked(KEYS, "run 3", keys)
+
+
 def test_a_site_that_signs_for_two_clients_is_found(rings):
     """One that colludes with the server could else stand for all others."""
     keys = signed(rings[0])

@@ -54,15 +54,25 @@ class KeyRing:
         plain = {client: text[:-SIGNATURE] for client, text in signed.items()}
         if self._peers is None:
             return plain
+        found = {
+            client: self._signer(
+                _statement(what, purpose, client, plain[client]), text[-SIGNATURE:]
+            )
+            for client, text in signed.items()
+        }
+        silent = ", ".join(site for site in self._peers if site not in found.values())
         signers: dict[str, int] = {}
-        for client, text in signed.items():
-            statement = _statement(what, purpose, client, plain[client])
-            site = self._signer(statement, text[-SIGNATURE:])
+        for client, site in found.items():
             if site is None:
+                old = (
+                    f"; nothing is signed with that of {silent}, perhaps an old one"
+                    if silent
+                    else ""
+                )
                 raise UserError(
                     f"no trusted site has signed the {what} of client {client}; put the public key "
                     f"SITE.pub of every site of the run into '{self._folder}' (peers; there are "
-                    f"{', '.join(self._peers)}) and start this site again."
+                    f"{', '.join(self._peers)}{old}) and start this site again."
                 )
             if site in signers:
                 raise UserError(
