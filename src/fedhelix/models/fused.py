@@ -1,8 +1,8 @@
 """The kernels of `norm`: BatchNorm in training, a sum and perhaps a ReLU, in Triton.
 
 Images are matrices of places (image, row, column) and channels. Each way there are two kernels:
-one sums over shares of the places, in a fixed order so that two runs are identical; one applies
-what follows from the sums to all places.
+one sums over shares of the places, and its last program adds the shares up, in a fixed order so
+that two runs are identical; one applies what follows from the sums to all places.
 """
 
 from __future__ import annotations
@@ -15,10 +15,23 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-ROWS = 128  # places that a program handles at a time
-TURNS = 4  # how often, where it applies
-PARTS = 32  # shares of the places that are summed apart, at most
 CHANNELS = 64  # that a program handles
+PARTS = 64  # shares of the places that are summed apart, at most
+
+
+class _Block(NamedTuple):
+    """What a program handles, measured on an H200 with the norms of ten ResNet-18s."""
+
+    rows: int  # places at a time
+    turns: int  # how often; where sums are made, at least
+    warps: int
+
+    def of(self, k: int) -> dict[str, int]:
+        """The same number of values if there are only so many channels."""
+        return {"R": self.rows * CHANNELS // k, "K": k, "num_warps": self.warps}
+
+
+SUM, APPLY = _Block(64, 4, 4), _Block(64, 2, 4)
 
 # M, C: places and channels; R, K: the block of them in a program; P: shares, as a power of two.
 
@@ -30,8 +43,40 @@ def _load(x, row, channel, inside, C):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _sums(x, sums, M, C, share, R: tl.constexpr, K: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Sums of all values and of their squares; from the first value on, which keeps the digits."""
+def _is_last(sums, first, second, channel, here, done, C, PARTS):  # type: ignore[no-untyped-def]
+    """Write a share's sums; whether all other shares have been written."""
+    at = sums + tl.program_id(1) * 2 * C + channel
+    tl.store(at, first, mask=here)
+    tl.store(at + C, second, mask=here)
+    tl.debug_barrier()  # the count says that all threads have written
+    return tl.atomic_add(done + tl.program_id(0), 1) == PARTS - 1
+
+
+@triton.jit
+def _total(sums, channel, here, done, C, PARTS, P: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The sums of all shares, read from where other programs have written them."""
+    tl.debug_barrier()
+    tl.store(done + tl.program_id(0), 0)  # ready for another backward pass
+    part = tl.arange(0, P)
+    at = sums + part[:, None] * (2 * C) + channel[None, :]
+    inside = (part < PARTS)[:, None] & here[None, :]
+    first = tl.sum(tl.load(at, mask=inside, other=0.0, cache_modifier=".cg"), 0)
+    second = tl.sum(tl.load(at + C, mask=inside, other=0.0, cache_modifier=".cg"), 0)
+    return first, second
+
+
+@triton.jit
+def _move(running, channel, here, value, momentum):  # type: ignore[no-untyped-def]
+    old = tl.load(running + channel, mask=here, other=0.0)
+    tl.store(running + channel, old + momentum * (value - old), mask=here)
+
+
+@triton.jit
+def _sums(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
+    x, sums, done, statistics, running_mean, running_var, batches, M, C, share, momentum, eps,
+    PARTS, P: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """Mean and deviation; from the first value on, which keeps the digits."""
     channel, part = tl.program_id(0) * K + tl.arange(0, K), tl.program_id(1)
     here = channel < C
     origin = tl.load(x + channel, mask=here, other=0.0).to(tl.float32)
@@ -42,55 +87,38 @@ def _sums(x, sums, M, C, share, R: tl.constexpr, K: tl.constexpr):  # type: igno
         value = tl.where(inside, _load(x, row, channel, inside, C) - origin[None, :], 0.0)
         first += value
         second += value * value
-    at = sums + part * 2 * C + channel
-    tl.store(at, tl.sum(first, 0), mask=here)
-    tl.store(at + C, tl.sum(second, 0), mask=here)
-
-
-@triton.jit
-def _total(sums, channel, C, PARTS: tl.constexpr, P: tl.constexpr):  # type: ignore[no-untyped-def]
-    part = tl.arange(0, P)
-    at = sums + part[:, None] * (2 * C) + channel[None, :]
-    inside = (part < PARTS)[:, None] & (channel < C)[None, :]
-    first = tl.sum(tl.load(at, mask=inside, other=0.0), 0)
-    second = tl.sum(tl.load(at + C, mask=inside, other=0.0), 0)
-    return first, second
-
-
-@triton.jit
-def _line(weight, bias, channel, here, mean, rstd):  # type: ignore[no-untyped-def]
-    """Normalising is a straight line: scale * x + shift."""
-    scale = tl.load(weight + channel, mask=here, other=0.0) * rstd
-    return scale, tl.load(bias + channel, mask=here, other=0.0) - mean * scale
-
-
-@triton.jit
-def _move(running, channel, here, value, momentum):  # type: ignore[no-untyped-def]
-    old = tl.load(running + channel, mask=here, other=0.0)
-    tl.store(running + channel, old + momentum * (value - old), mask=here)
-
-
-@triton.jit
-def _apply(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
-    x, shortcut, out, sums, weight, bias, statistics, running_mean, running_var, batches, M, C,
-    momentum, eps, SHORTCUT: tl.constexpr, RELU: tl.constexpr, PARTS: tl.constexpr, P: tl.constexpr,
-    R: tl.constexpr, K: tl.constexpr, TURNS: tl.constexpr,
-):  # fmt: skip
-    channel = tl.program_id(0) * K + tl.arange(0, K)
-    here = channel < C
-    first, second = _total(sums, channel, C, PARTS, P)
-    first, second = first / M, second / M
-    mean = tl.load(x + channel, mask=here, other=0.0).to(tl.float32) + first
-    variance = tl.maximum(second - first * first, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    rstd = 1 / tl.sqrt(variance + eps)
-    scale, shift = _line(weight, bias, channel, here, mean, rstd)
-    if tl.program_id(1) == 0:
+    first, second = tl.sum(first, 0), tl.sum(second, 0)
+    if _is_last(sums, first, second, channel, here, done, C, PARTS):
+        first, second = _total(sums, channel, here, done, C, PARTS, P)
+        first, second = first / M, second / M
+        mean = origin + first
+        variance = tl.maximum(second - first * first, 0.0, propagate_nan=tl.PropagateNan.ALL)
         tl.store(statistics + channel, mean, mask=here)
-        tl.store(statistics + C + channel, rstd, mask=here)
+        tl.store(statistics + C + channel, 1 / tl.sqrt(variance + eps), mask=here)
         _move(running_mean, channel, here, mean, momentum)
         _move(running_var, channel, here, variance * (M / (M - 1.0)), momentum)
         if tl.program_id(0) == 0:
             tl.store(batches, tl.load(batches) + 1)
+
+
+@triton.jit
+def _line(weight, bias, statistics, channel, here, C):  # type: ignore[no-untyped-def]
+    """Normalising is a straight line: scale * x + shift; with the mean and 1 / deviation."""
+    mean = tl.load(statistics + channel, mask=here, other=0.0)
+    rstd = tl.load(statistics + C + channel, mask=here, other=0.0)
+    scale = tl.load(weight + channel, mask=here, other=0.0) * rstd
+    return scale, tl.load(bias + channel, mask=here, other=0.0) - mean * scale, mean, rstd
+
+
+@triton.jit
+def _apply(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
+    x, shortcut, out, weight, bias, statistics, M, C,
+    SHORTCUT: tl.constexpr, RELU: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
+    TURNS: tl.constexpr,
+):  # fmt: skip
+    channel = tl.program_id(0) * K + tl.arange(0, K)
+    here = channel < C
+    scale, shift, _, _ = _line(weight, bias, statistics, channel, here, C)
     for turn in range(TURNS):
         row = (tl.program_id(1) * TURNS + turn) * R + tl.arange(0, R)
         inside = (row < M)[:, None] & here[None, :]
@@ -120,15 +148,14 @@ def _back(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _back_sums(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
-    x, out, gradient, sums, weight, bias, statistics, M, C, share,
-    SHORTCUT: tl.constexpr, RELU: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
+    x, out, gradient, sums, done, weight, bias, statistics, to_weight, to_bias, M, C, share,
+    PARTS, SHORTCUT: tl.constexpr, RELU: tl.constexpr, P: tl.constexpr, R: tl.constexpr,
+    K: tl.constexpr,
 ):  # fmt: skip
     """Sums of the gradient, and of its product with the normalised values."""
     channel, part = tl.program_id(0) * K + tl.arange(0, K), tl.program_id(1)
     here = channel < C
-    mean = tl.load(statistics + channel, mask=here, other=0.0)
-    rstd = tl.load(statistics + C + channel, mask=here, other=0.0)
-    scale, shift = _line(weight, bias, channel, here, mean, rstd)
+    scale, shift, mean, rstd = _line(weight, bias, statistics, channel, here, C)
     first, second = tl.zeros((R, K), tl.float32), tl.zeros((R, K), tl.float32)
     for start in range(part * share, tl.minimum((part + 1) * share, M), R):
         row = start + tl.arange(0, R)
@@ -136,27 +163,24 @@ def _back_sums(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
         value, back = _back(x, out, gradient, row, channel, inside, C, scale, shift, SHORTCUT, RELU)
         first += back
         second += back * (value - mean[None, :])
-    at = sums + part * 2 * C + channel
-    tl.store(at, tl.sum(first, 0), mask=here)
-    tl.store(at + C, tl.sum(second, 0) * rstd, mask=here)
+    first, second = tl.sum(first, 0), tl.sum(second, 0) * rstd
+    if _is_last(sums, first, second, channel, here, done, C, PARTS):
+        first, second = _total(sums, channel, here, done, C, PARTS, P)
+        tl.store(to_bias + channel, first, mask=here)
+        tl.store(to_weight + channel, second, mask=here)
 
 
 @triton.jit
 def _back_apply(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
-    x, out, gradient, to_x, to_shortcut, sums, weight, bias, statistics, to_weight, to_bias, M, C,
-    SHORTCUT: tl.constexpr, RELU: tl.constexpr, PARTS: tl.constexpr, P: tl.constexpr,
-    R: tl.constexpr, K: tl.constexpr, TURNS: tl.constexpr,
+    x, out, gradient, to_x, to_shortcut, weight, bias, statistics, to_weight, to_bias, M, C,
+    SHORTCUT: tl.constexpr, RELU: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
+    TURNS: tl.constexpr,
 ):  # fmt: skip
     channel = tl.program_id(0) * K + tl.arange(0, K)
     here = channel < C
-    first, second = _total(sums, channel, C, PARTS, P)
-    mean = tl.load(statistics + channel, mask=here, other=0.0)
-    rstd = tl.load(statistics + C + channel, mask=here, other=0.0)
-    scale, shift = _line(weight, bias, channel, here, mean, rstd)
-    if tl.program_id(1) == 0:
-        tl.store(to_bias + channel, first, mask=here)
-        tl.store(to_weight + channel, second, mask=here)
-    first, second = first / M, second / M * rstd
+    scale, shift, mean, rstd = _line(weight, bias, statistics, channel, here, C)
+    first = tl.load(to_bias + channel, mask=here, other=0.0) / M
+    second = tl.load(to_weight + channel, mask=here, other=0.0) / M * rstd
     for turn in range(TURNS):
         row = (tl.program_id(1) * TURNS + turn) * R + tl.arange(0, R)
         inside = (row < M)[:, None] & here[None, :]
@@ -176,26 +200,27 @@ class _Plan(NamedTuple):
     share: int  # places in one of the shares
     few: tuple[int, int]  # programs that sum
     many: tuple[int, int]  # programs that apply
-    block: dict[str, int]
+    shares: dict[str, int]  # how the kernels that sum divide their work
+    turns: dict[str, int]  # how those that apply do
 
     @classmethod
     def of(cls, x: Tensor) -> _Plan:
         channels = x.shape[1]
         places = x.numel() // channels
         k = min(CHANNELS, triton.next_power_of_2(channels))
-        r = ROWS * CHANNELS // k
-        parts = min(PARTS, triton.cdiv(places, r * TURNS))
-        share = triton.cdiv(triton.cdiv(places, parts), r) * r
-        columns = triton.cdiv(channels, k)
-        few = (columns, triton.cdiv(places, share))
-        many = (columns, triton.cdiv(places, r * TURNS))
-        return cls(places, channels, share, few, many, {"R": r, "K": k})
+        columns, summed, applied = triton.cdiv(channels, k), SUM.of(k), APPLY.of(k)
+        parts = min(PARTS, triton.cdiv(places, summed["R"] * SUM.turns))
+        share = triton.cdiv(triton.cdiv(places, parts), summed["R"]) * summed["R"]
+        parts = triton.cdiv(places, share)
+        many = (columns, triton.cdiv(places, applied["R"] * APPLY.turns))
+        summed |= {"PARTS": parts, "P": triton.next_power_of_2(parts)}
+        applied |= {"TURNS": APPLY.turns}
+        return cls(places, channels, share, (columns, parts), many, summed, applied)
 
     @property
-    def totals(self) -> dict[str, int]:
-        """For the kernels that add the shares up."""
-        parts = self.few[1]
-        return {**self.block, "PARTS": parts, "P": triton.next_power_of_2(parts), "TURNS": TURNS}
+    def size(self) -> tuple[int, int]:
+        """Places and channels."""
+        return self.places, self.channels
 
 
 class FusedNorm(torch.autograd.Function):
@@ -220,15 +245,20 @@ class FusedNorm(torch.autograd.Function):
         added = (
             shortcut.contiguous(memory_format=torch.channels_last) if shortcut is not None else x
         )
+        # How many shares are done, each way.
+        done, back_done = x.new_zeros(2, plan.few[0], dtype=torch.int32)
         sums = x.new_empty(plan.few[1], 2, plan.channels, dtype=torch.float32)
         statistics, out = torch.empty_like(sums[0]), torch.empty_like(x)
-        _sums[plan.few](x, sums, plan.places, plan.channels, plan.share, **plan.block)
-        _apply[plan.many](
-            x, added, out, sums, weight, bias, statistics, running_mean, running_var,
-            batches, plan.places, plan.channels, momentum, eps, SHORTCUT=has, RELU=relu,
-            **plan.totals,
+        _sums[plan.few](
+            x, sums, done, statistics, running_mean, running_var, batches, *plan.size, plan.share,
+            momentum, eps, **plan.shares,
         )  # fmt: skip
-        ctx.save_for_backward(x, out if has and relu else x, weight, bias, statistics)
+        _apply[plan.many](
+            x, added, out, weight, bias, statistics, *plan.size, SHORTCUT=has, RELU=relu,
+            **plan.turns,
+        )  # fmt: skip
+        last = out if has and relu else x
+        ctx.save_for_backward(x, last, weight, bias, statistics, back_done)
         ctx.has_shortcut, ctx.relu = has, relu
         return out
 
@@ -236,20 +266,19 @@ class FusedNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of x, the shortcut, the weight and the bias."""
-        x, out, weight, bias, statistics = ctx.saved_tensors
+        x, out, weight, bias, statistics, done = ctx.saved_tensors
         gradient = gradient.contiguous(memory_format=torch.channels_last)
         plan, how = _Plan.of(x), {"SHORTCUT": ctx.has_shortcut, "RELU": ctx.relu}
         sums = x.new_empty(plan.few[1], 2, plan.channels, dtype=torch.float32)
         to_x = torch.empty_like(x)
         to_shortcut = torch.empty_like(x) if ctx.has_shortcut else None
         to_weight, to_bias = torch.empty_like(weight), torch.empty_like(bias)
-        size = (plan.places, plan.channels)
         _back_sums[plan.few](
-            x, out, gradient, sums, weight, bias, statistics, *size, plan.share,
-            **how, **plan.block,
+            x, out, gradient, sums, done, weight, bias, statistics, to_weight, to_bias,
+            *plan.size, plan.share, **how, **plan.shares,
         )  # fmt: skip
         _back_apply[plan.many](
-            x, out, gradient, to_x, to_x if to_shortcut is None else to_shortcut, sums, weight,
-            bias, statistics, to_weight, to_bias, *size, **how, **plan.totals,
+            x, out, gradient, to_x, to_x if to_shortcut is None else to_shortcut, weight, bias,
+            statistics, to_weight, to_bias, *plan.size, **how, **plan.turns,
         )  # fmt: skip
         return to_x, to_shortcut, to_weight, to_bias, *[None] * 6

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from fedhelix.core.cuda import with_triton
 from fedhelix.core.tree import State, Tree
 
 Norm = Literal["relative", "rms", "plain", "whole"]
@@ -55,24 +57,47 @@ class _Squares(torch.autograd.Function):
         all that has moved, and one for what the masks hold.
         """
         params, centres, masks = tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
+        ctx.count, ctx.others = count, len(tensors) - count
+        ctx.fused = _kernels(params, centres, masks)
+        if ctx.fused is not None:
+            ctx.save_for_backward(*tensors)
+            return ctx.fused.sums(params, centres, masks)
         kinds = [torch._foreach_sub(params, centres)]
         if masks:
             kinds.append(torch._foreach_mul(kinds[0], masks))
         ctx.save_for_backward(*(value for kind in kinds for value in kind))
-        ctx.count, ctx.others = count, len(tensors) - count
         return torch.stack([torch.stack(torch._foreach_norm(kind)).square() for kind in kinds])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor | None, ...]:
         """The slope of a square is twice the value; masks are zeros and ones."""
-        moved, held = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        count, nothing = ctx.count, [None] * ctx.others
+        if ctx.fused is not None:
+            params, others = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+            return (
+                None,
+                *ctx.fused.slopes(params, others[:count], others[count:], slopes),
+                *nothing,
+            )
+        moved, held = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
         first, *second = (2 * slopes).unbind()
         grads = [value * slope for value, slope in zip(moved, first, strict=True)]
         if second:
             for grad, value, slope in zip(grads, held, second[0], strict=True):
                 grad.addcmul_(value, slope)
-        return (None, *grads, *[None] * ctx.others)
+        return (None, *grads, *nothing)
+
+
+def _kernels(
+    params: Sequence[Tensor], centres: Sequence[Tensor], masks: Sequence[Tensor]
+) -> ModuleType | None:
+    """The same in fewer passes over the memory of a GPU, where that is possible."""
+    if not params[0].is_cuda:
+        return None
+    fused = with_triton("fedhelix.components.genes.fused")
+    alike = (params, centres, *([masks] if masks else []))
+    return fused if fused is not None and fused.can_fuse(*alike) else None
 
 
 def squares(params: Mapping[str, Tensor], context: Tree, units: Units, masked: bool) -> Tensor:

@@ -24,7 +24,16 @@ from fedhelix.engines.batched.convolution import StackedConvolutions
 from fedhelix.engines.batched.streams import STREAMS, fork_streams, join_streams, on_stream
 from fedhelix.engines.batched.table import PhaseTask
 from fedhelix.engines.blame import culprit
-from fedhelix.engines.local import Setup, base_loss, call, check_gradient, features, forward, gather
+from fedhelix.engines.local import (
+    Setup,
+    base_loss,
+    call,
+    channels_last,
+    check_gradient,
+    features,
+    forward,
+    gather,
+)
 
 # For small networks all slots are one program, with convolutions as matrix products or as grouped
 # convolutions. For large networks each slot is computed apart, on parallel streams.
@@ -94,7 +103,7 @@ class Gradients:
                     name: value[slot].detach().requires_grad_() for name, value in params.items()
                 }
                 mask = None if batch.mask is None else batch.mask[slot]
-                x = each(_channels_last, each(itemgetter(slot), batch.x))
+                x = each(channels_last, each(itemgetter(slot), batch.x))
                 loss = self._loss(
                     leaves, _select(fixed, slot), _select(context, slot), x, batch.y[slot], mask
                 )
@@ -110,11 +119,6 @@ class Gradients:
 
 def _select(values: State, slot: int) -> State:
     return {name: value[slot] for name, value in values.items()}
-
-
-def _channels_last(x: Tensor) -> Tensor:
-    """On a GPU, large convolutions are fastest with the channels of a pixel side by side."""
-    return x.contiguous(memory_format=torch.channels_last) if x.is_cuda and x.dim() == 4 else x
 
 
 @torch.no_grad()

@@ -56,6 +56,11 @@ def forward(setup: Setup, params: Mapping[str, Tensor], x: Inputs) -> Tensor:
     return outputs.float()
 
 
+def channels_last(x: Tensor) -> Tensor:
+    """On a GPU, large convolutions are fastest with the channels of a pixel side by side."""
+    return x.contiguous(memory_format=torch.channels_last) if x.is_cuda and x.dim() == 4 else x
+
+
 def _halved(setup: Setup, params: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """The same model with what `autocast` would cast tensor by tensor cast in one go."""
     names = [name for name in setup.cast if name in params]

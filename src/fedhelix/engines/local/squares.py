@@ -6,6 +6,7 @@ gradient of what came out. Both are known for every sample after one pass.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from operator import itemgetter
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from fedhelix.core.cpu import one_thread
 from fedhelix.core.parts import Inputs, each
 from fedhelix.core.tree import State
-from fedhelix.engines.local.network import forward
+from fedhelix.engines.local.network import channels_last, forward
 from fedhelix.engines.local.setup import Setup
 
 # On a CPU, whose caches they should fit, and on a GPU, which needs many to be busy.
@@ -92,7 +93,9 @@ def _pass(
     hooks = [layer.register_forward_hook(remember) for layer in layers]
     try:
         leaves = {name: state[name].detach().requires_grad_() for name in setup.layers.parameters}
-        losses = setup.objective.losses(forward(setup, {**state, **leaves}, x), y)
+        losses = setup.objective.losses(
+            forward(setup, {**state, **leaves}, each(channels_last, x)), y
+        )
     finally:
         for hook in hooks:
             hook.remove()
@@ -139,24 +142,30 @@ def _squares(layer: nn.Module, name: str, state: State, entered: Tensor, slope: 
 
 
 def _of_kernels(layer: nn.Conv2d, entered: Tensor, slope: Tensor) -> Tensor:
-    """The same for a convolution's kernels, in parts that are small enough for the memory."""
+    """The same for a convolution's kernels, in parts that are small enough for the memory.
+
+    The channels of a place lie side by side, so that patches are copied in long runs.
+    """
+    outputs, inputs, *size = layer.weight.shape
     count = max(1, VALUES_AT_ONCE[slope.is_cuda] // layer.weight.numel())
-    total = torch.zeros_like(layer.weight)
-    for inputs, slopes in zip(entered.split(count), slope.split(count), strict=True):
-        each = slopes.flatten(2) @ _patches(layer, inputs)
+    total = layer.weight.new_zeros(outputs, math.prod(size) * inputs)
+    for images, slopes in zip(entered.split(count), slope.split(count), strict=True):
+        places = slopes.permute(0, 2, 3, 1).flatten(1, 2)
+        each = places.mT @ _patches(layer, images)
         # The norm reads the gradients once, and writes no squares of them.
-        total += torch.linalg.vector_norm(each, dim=0, dtype=total.dtype).square().view_as(total)
-    return total
+        total += torch.linalg.vector_norm(each, dim=0, dtype=total.dtype).square()
+    return total.view(outputs, *size, inputs).movedim(-1, 1).contiguous()
 
 
 def _patches(layer: nn.Conv2d, images: Tensor) -> Tensor:
-    """What each output of a convolution sees: samples x places x (channels * kernel).
+    """What each output of a convolution sees: samples x places x (kernel * channels).
 
     F.unfold starts a kernel of the GPU for every sample; this copies all of them at once.
     """
     assert not isinstance(layer.padding, str)
     (high, wide), (down, across) = layer.padding, layer.stride
-    padded = F.pad(images, (wide, wide, high, high))
+    last = images.contiguous(memory_format=torch.channels_last)
+    padded = F.pad(last, (wide, wide, high, high))
     size = layer.kernel_size
     windows = padded.unfold(2, size[0], down).unfold(3, size[1], across)
-    return windows.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
+    return windows.permute(0, 2, 3, 4, 5, 1).flatten(3).flatten(1, 2)
