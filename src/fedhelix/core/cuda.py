@@ -35,6 +35,13 @@ def with_triton(module: str) -> ModuleType | None:
         return None
 
 
+def sent(values: Tensor, device: torch.device) -> Tensor:
+    """The same on a device; a plain copy would wait for all that a GPU still has to do."""
+    if device.type != "cuda":
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
+
+
 def wake_up(device: torch.device) -> None:
     """Load what PyTorch loads when a thread first asks for it, such as the libraries' handles: two
     threads that ask at the same moment make it fail, and so does one that asks while it records.

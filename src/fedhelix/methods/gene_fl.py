@@ -21,6 +21,7 @@ from fedhelix.components.genes.book import (
 from fedhelix.components.genes.drift import Norm, members, pull, scales
 from fedhelix.components.genes.fisher import Normalisation, client_fisher, elastic_mask, normalise
 from fedhelix.components.genes.options import GeneOptions
+from fedhelix.core.cuda import sent
 from fedhelix.core.layers import Layers
 from fedhelix.core.method import Batch, Capabilities, Client, Context, Local, LocalRound, Upload
 from fedhelix.core.options import option
@@ -101,7 +102,7 @@ class Genes(GeneOptions, FedAvg):
         names, units = entries_of(layers), list(layers.values())
         centre = take({**client.initial, **payload["model"]}, names)
         scale = scales(centre, units, self.gen_norm)
-        learnt = learnt_layers(layers, payload["model"]).to(scale)
+        learnt = sent(learnt_layers(layers, payload["model"]), scale.device)
         context: Tree = {"centre": centre, "learnt": learnt, "scale": scale}
         context["members"] = members(units, scale.device)
         if self.lambda_elg or self.elg_hard:

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-CHANNELS = 64  # that a program handles
+CHANNELS = 128  # that a program handles
 PARTS = 64  # shares of the places that are summed apart, at most
 
 
@@ -31,7 +31,7 @@ class _Block(NamedTuple):
         return {"R": self.rows * CHANNELS // k, "K": k, "num_warps": self.warps}
 
 
-SUM, APPLY = _Block(64, 4, 4), _Block(64, 2, 4)
+SUM, APPLY = _Block(32, 4, 4), _Block(32, 2, 4)
 
 # M, C: places and channels; R, K: the block of them in a program; P: shares, as a power of two.
 

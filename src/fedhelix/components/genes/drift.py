@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 from types import ModuleType
 from typing import Any, Literal
 
@@ -26,10 +27,10 @@ def scales(centre: State, units: Units, norm: Norm = "relative") -> Tensor:
     (`plain`, and `whole`, which has one norm for all units).
     """
     device = next(iter(centre.values())).device
-    sizes = [math.sqrt(sum(centre[name].numel() for name in entries)) for entries in units]
+    counts = tuple(sum(centre[name].numel() for name in entries) for entries in units)
     if norm in ("plain", "whole"):
         return torch.ones(len(units), device=device)
-    roots = torch.tensor(sizes, device=device)
+    roots = _roots(counts, device)
     if norm == "rms":
         return roots
     lengths = torch._foreach_norm([centre[name].float() for name in names_of(units)])
@@ -44,8 +45,19 @@ def names_of(units: Units) -> list[str]:
 
 def members(units: Units, device: torch.device | None = None) -> Tensor:
     """Which entry (row) belongs to which unit (column)."""
-    unit = torch.tensor([place for place, entries in enumerate(units) for _ in entries])
-    return torch.nn.functional.one_hot(unit, len(units)).float().to(device)
+    return _one_hot(tuple(len(entries) for entries in units), device)
+
+
+# Both are asked for in every round of every client, and a GPU would have to wait for the copies.
+@cache
+def _roots(counts: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor([math.sqrt(count) for count in counts], device=device)
+
+
+@cache
+def _one_hot(lengths: tuple[int, ...], device: torch.device | None) -> Tensor:
+    unit = torch.tensor([place for place, length in enumerate(lengths) for _ in range(length)])
+    return torch.nn.functional.one_hot(unit, len(lengths)).float().to(device)
 
 
 class _Squares(torch.autograd.Function):

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.func import grad
 
 from fedhelix.core.cpu import one_thread
+from fedhelix.core.cuda import sent
 from fedhelix.core.method import Client
 from fedhelix.core.parts import Inputs, each
 from fedhelix.core.samples import of_each_sample
@@ -100,7 +101,7 @@ def client_fisher(
         return {name: torch.stack([part[name] for part in squares]).mean(0) for name in names}
     x, y = client.inputs(), client.targets()
     order = torch.randperm(len(y), generator=client.draw("fisher"))
-    some = order[:most].to(y.device)
+    some = sent(order[:most], y.device)
     chosen = each(lambda part: part[some], x)
     found = client.squared_gradients(model, names, chosen, y[some])
     if found is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -44,18 +44,28 @@ Mode = Literal["products", "grouped", "apart"]
 class Gradients:
     """Computes the method's loss and its gradients in every slot.
 
-    All arguments have a leading axis of slots; the gradients are written to `out`.
+    All arguments have a leading axis of slots; the gradients are written to `out`, and `update` is
+    called for slots whose gradients are there.
     """
 
     example: PhaseTask
     mode: Mode
 
     def __call__(
-        self, params: State, fixed: State, context: State, batch: Batch, out: State
+        self,
+        params: State,
+        fixed: State,
+        context: State,
+        batch: Batch,
+        out: State,
+        update: Callable[[slice], None],
     ) -> Tensor:
         """The losses of the slots."""
-        compute = self._apart if self.mode == "apart" else self._stacked
-        return compute(params, fixed, context, batch, out)
+        if self.mode == "apart":
+            return self._apart(params, fixed, context, batch, out, update)
+        losses = self._stacked(params, fixed, context, batch, out)
+        update(slice(None))
+        return losses
 
     def _loss(
         self, params: State, fixed: State, context: State, x: Inputs, y: Tensor, mask: Tensor | None
@@ -92,9 +102,17 @@ class Gradients:
         return losses.detach()
 
     def _apart(
-        self, params: State, fixed: State, context: State, batch: Batch, out: State
+        self,
+        params: State,
+        fixed: State,
+        context: State,
+        batch: Batch,
+        out: State,
+        update: Callable[[slice], None],
     ) -> Tensor:
-        """Slot by slot, on parallel streams where there are any."""
+        """Slot by slot, on parallel streams where there are any: there, one slot's update, which
+        reads and writes memory, goes along with the others' arithmetic.
+        """
         losses: list[Tensor] = []
         streams = fork_streams(batch.y.device, min(STREAMS, len(batch.y)))
         for slot in range(len(batch.y)):
@@ -112,6 +130,7 @@ class Gradients:
                     loss, list(leaves.values()), allow_unused=True, materialize_grads=True
                 )
                 torch._foreach_copy_([value[slot] for value in out.values()], list(grads))
+                update(slice(slot, slot + 1))
                 losses.append(loss.detach())
         join_streams(streams)
         return torch.stack(losses)

@@ -132,13 +132,13 @@ class Stack:
             )
             self.start_rows[identity] = start
         self.flat[place] = self.start_rows[identity]
-        for value in (*self.optimizer_state, self.taken):
-            value[place] = 0
+        for value in (*self.optimizer_state, self.taken, self.loss):
+            value[place].zero_()
         for name, value in self.fixed.items():
             value[place] = model[name]
         for name, value in flatten(phase_task.local.context).items():
             self.context[name][place] = value
-        self.row[place], self.loss[place], self.busy[place] = row, 0, 1
+        self._point(place, row, busy=True)
         self.settings[place] = self.batches.settings[row]
         self.slots[place] = Slot(phase_task)
 
@@ -158,7 +158,12 @@ class Stack:
 
     def _empty(self, place: int) -> None:
         self.slots[place] = None
-        self.row[place], self.busy[place] = 0, 0
+        self._point(place, 0, busy=False)
+
+    def _point(self, place: int, row: int, busy: bool) -> None:
+        """The row of a slot's next batch. Filled: a value that is assigned waits for the GPU."""
+        self.row[place].fill_(row)
+        self.busy[place].fill_(int(busy))
 
     def move(self, place: int, other: Stack, there: int) -> None:
         """Move a half-done task to another stack."""
@@ -184,17 +189,25 @@ class Stack:
         flat, gradient = select(self.flat), select(self.gradient)
         fixed = {name: select(value) for name, value in self.fixed.items()}
         context = {name: select(value) for name, value in self.context.items()}
-        loss = self.gradients(self.typed(flat), fixed, context, batch, self.views(gradient))
-        with torch.no_grad():
-            buffers, taken = [select(value) for value in self.optimizer_state], select(self.taken)
-            taken += 1
-            settings = (select(self.lr), select(self.momentum), select(self.decay))
-            state = [[value] for value in buffers]
-            self.rule.update([flat], [gradient], state, StepSettings(*settings, taken))
+        buffers, taken = [select(value) for value in self.optimizer_state], select(self.taken)
+        settings = (select(self.lr), select(self.momentum), select(self.decay))
+
+        @torch.no_grad()
+        def update(slots: slice) -> None:
+            mine, count = flat[slots], taken[slots]
+            count += 1
+            state = [[value[slots]] for value in buffers]
+            lr, momentum, decay = (value[slots] for value in settings)
+            how = StepSettings(lr, momentum, decay, count)
+            self.rule.update([mine], [gradient[slots]], state, how)
             if len(set(self.types)) > 1:
                 torch._foreach_copy_(
-                    list(self.views(flat).values()), list(self.typed(flat).values())
+                    list(self.views(mine).values()), list(self.typed(mine).values())
                 )
+
+        typed, out = self.typed(flat), self.views(gradient)
+        loss = self.gradients(typed, fixed, context, batch, out, update)
+        with torch.no_grad():
             if places is None:
                 self.loss += loss
                 self.row += self.busy

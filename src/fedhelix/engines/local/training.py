@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedhelix.core.cpu import one_thread
+from fedhelix.core.cuda import sent
 from fedhelix.core.entries import check_whole
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.method import Batch, Client, Local, LocalRound, Method, Phase
@@ -103,9 +104,9 @@ def make_client(setup: Setup, task: ClientTask) -> Client:
         layers=setup.layers,
         initial=setup.initial,
         seed=setup.seed,
-        inputs=lambda: setup.data.prepare(setup.data.x[indices.to(setup.device)]),
-        targets=lambda: setup.data.y[indices.to(setup.device)],
-        raw_inputs=lambda: unscaled(setup.data, setup.data.x[indices.to(setup.device)]),
+        inputs=lambda: setup.data.prepare(setup.data.x[sent(indices, setup.device)]),
+        targets=lambda: setup.data.y[sent(indices, setup.device)],
+        raw_inputs=lambda: unscaled(setup.data, setup.data.x[sent(indices, setup.device)]),
         sample_loss=sample_loss,
         squared_gradients=partial(squared_gradients, setup),
         valid=valid,
