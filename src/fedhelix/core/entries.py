@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.layers import is_frozen
-from fedhelix.core.tree import State
+from fedhelix.core.tree import State, Tree, flatten, tensors
 
 FEW = 4  # entries of a network that a sentence names
 
@@ -42,16 +42,31 @@ def check_entries(module: nn.Module) -> None:
         )
 
 
+def check_dense(where: str, tree: Tree) -> None:
+    """Refuse a tensor in a tree that is stored in another way."""
+    if not any(map(unusual, tensors(tree))):
+        return
+    for name, item in flatten(tree).items():
+        if isinstance(item, Tensor) and (form := unusual(item)):
+            dense = "torch.view_as_real(...)" if form == "complex" else "a dense tensor"
+            raise UserError(
+                f"{where} has a {form} tensor as '{name}'; only dense tensors of real numbers can "
+                f"be kept and sent, so return {dense}."
+            )
+
+
 def check_fit(where: str, model: Mapping[str, Tensor], initial: State) -> None:
     """Refuse entries that the network does not have, or has in another shape or type; names in
     parentheses are a method's own.
     """
     for name, item in model.items():
-        _check_known(where, name, initial)
-        if name in initial and item.shape != initial[name].shape:
+        like = initial.get(name)
+        if like is None:
+            _check_known(where, name, initial)
+        elif item.shape != like.shape:
             raise UserError(
                 f"{where} has shape {tuple(item.shape)} for '{name}' instead of "
-                f"{tuple(initial[name].shape)}."
+                f"{tuple(like.shape)}."
             )
     check_types(where, model, initial)
 
@@ -61,15 +76,15 @@ def check_types(where: str, model: Mapping[str, Tensor], initial: State) -> None
     any.
     """
     for name, item in model.items():
-        right = initial[name].dtype if name in initial else item.dtype
-        if item.dtype != right and right.is_floating_point:
-            given, wanted = (str(kind).removeprefix("torch.") for kind in (item.dtype, right))
+        like = initial.get(name)
+        if like is not None and item.dtype != like.dtype and like.is_floating_point():
+            given, wanted = (str(kind).removeprefix("torch.") for kind in (item.dtype, like.dtype))
             raise UserError(f"{where} has {given} for '{name}' instead of {wanted}.")
 
 
 def _check_known(where: str, name: str, initial: State) -> None:
     """Refuse an entry that the network does not have; names in parentheses are a method's own."""
-    if name in initial or name.startswith("("):
+    if name.startswith("("):
         return
     names = list(initial)
     few = ", ".join(names[:FEW]) + f" and {len(names) - FEW} more" * (len(names) > FEW)

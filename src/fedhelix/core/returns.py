@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhelix.core.entries import check_fit, check_whole, unusual
+from fedhelix.core.entries import check_dense, check_fit, check_whole
 from fedhelix.core.errors import UserError, brief, unknown
 from fedhelix.core.parts import in_order
 from fedhelix.core.tree import SEPARATOR, State, Tree, flatten
@@ -87,13 +87,7 @@ def tree(where: str, value: Any, args: tuple[Any, ...] = (), what: str = "a dict
     if not isinstance(model := value.get("model", {}), Mapping):
         raise wrong(where, "as 'model' a dict of tensors", model)
     checked = _level(where, value, "")
-    for name, item in flatten(checked).items():
-        if isinstance(item, Tensor) and (form := unusual(item)):
-            dense = "torch.view_as_real(...)" if form == "complex" else "a dense tensor"
-            raise UserError(
-                f"{where} has a {form} tensor as '{name}'; only dense tensors of real numbers can "
-                f"be kept and sent, so return {dense}."
-            )
+    check_dense(where, checked)
     return checked
 
 
@@ -139,14 +133,12 @@ def models(where: str, value: Any, args: tuple[Any, ...]) -> dict[str, State]:
             f"{where} must return models by their names, one of which is 'model'; it returns "
             f"{', '.join(map(repr, value))}."
         )
-    received, initial = args[0].get("model", {}), args[2].initial
-    for name, item in value["model"].items():
-        # What came as it is from the server is a mistake of the hook that sent it.
-        came = name in received and received[name] is item
-        check_fit(
-            f"{where.removesuffix('start')}download" if came else where, {name: item}, initial
-        )
-    check_whole(where, "model", value["model"], initial)
+    received, initial, model = args[0].get("model", {}), args[2].initial, value["model"]
+    # What came as it is from the server is a mistake of the hook that sent it.
+    came = {name: item for name, item in model.items() if received.get(name) is item}
+    check_fit(f"{where.removesuffix('start')}download", came, initial)
+    check_fit(where, {name: item for name, item in model.items() if name not in came}, initial)
+    check_whole(where, "model", model, initial)
     return dict(value)
 
 

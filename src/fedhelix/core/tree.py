@@ -168,6 +168,14 @@ def _shares(weights: tuple[float, ...], dtype: torch.dtype, device: torch.device
     return (share / share.sum()).to(dtype).to(device)
 
 
+def copied_levels(tree: Mapping[str, Any]) -> Tree:
+    """A tree of the same tensors; who changes a level of it changes no other tree."""
+    return {
+        name: copied_levels(value) if isinstance(value, dict) else value
+        for name, value in tree.items()
+    }
+
+
 def tensors(tree: Mapping[str, Any]) -> list[Tensor]:
     """All tensors of a tree."""
     collected: list[Tensor] = []
@@ -183,12 +191,12 @@ def payload_bytes(tree: Mapping[str, Any]) -> int:
     """What a tree weighs on the wire: every value in its own type, buffers and counters
     included.
     """
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors(tree))
+    return sum([tensor.nbytes for tensor in tensors(tree)])
 
 
 def paper_bytes(tree: Mapping[str, Any]) -> int:
     """What papers count: 4 bytes for every value, whatever its type."""
-    return 4 * sum(tensor.numel() for tensor in tensors(tree))
+    return 4 * sum([tensor.numel() for tensor in tensors(tree)])
 
 
 def to_device(tree: Mapping[str, Any], device: torch.device | str) -> Tree:
@@ -212,7 +220,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
             raise UserError(
                 f"the name '{name}' holds a '{SEPARATOR}', which separates the levels of a tree."
             )
-        if isinstance(value, Mapping):
+        if not isinstance(value, Tensor) and isinstance(value, Mapping):
             below = f"{prefix}{name}{SEPARATOR}"
             flat.update(
                 flatten(value, below) or {below: None}

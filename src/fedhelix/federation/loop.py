@@ -13,7 +13,7 @@ import numpy as np
 
 from fedhelix.core.cpu import one_thread
 from fedhelix.core.hooks import checked, other_bytes, recorded
-from fedhelix.core.tree import Tree, payload_bytes
+from fedhelix.core.tree import Tree, copied_levels, payload_bytes
 from fedhelix.core.views import Context
 from fedhelix.engines.local import ClientResult, ClientTask
 from fedhelix.federation import guard
@@ -146,7 +146,11 @@ def _downloads(
 ) -> dict[int, Tree]:
     """What the clients receive in round t."""
     method = checked(fed.method)
-    payloads = {client: method.download(state.server, client, ctx) for client in clients}
+    if fed.method.overrides("download"):
+        payloads = {client: method.download(state.server, client, ctx) for client in clients}
+    else:  # everybody receives the same
+        one = method.download(state.server, clients[0], ctx) if clients else {}
+        payloads = {client: copied_levels(one) for client in clients}
     if t and not fed.engine.deployed:  # what sites keep is not known here
         shared = method.shared_params(fed.layers)
         check_some_received(fed.method, payloads, state.client_states, shared)
