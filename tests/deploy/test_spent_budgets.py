@@ -8,6 +8,7 @@ import pytest
 
 from fedhelix.core.errors import EngineFailure, NoMoreRounds
 from fedhelix.deploy import messages, requests, submit, transport
+from fedhelix.deploy.notices import finished_already
 from fedhelix.deploy.server import remember_spent, serve_run
 from fedhelix.deploy.site_policy import SitePolicy
 from fedhelix.runs.spec import make_spec
@@ -123,6 +124,16 @@ def test_bytes_of_a_run_that_ends_by_its_budget_have_its_last_evaluation(sites):
         submit.follow(Link(sites.grid), folder, quiet=True)
     records = RunFolder.open(folder.path).records()
     assert {key: sum(record["wire"][key] for record in records) for key in seen} == seen
+
+
+@pytest.mark.parametrize("method", ["private", "secure+private"])
+def test_one_site_with_budget_left_is_too_few_where_only_sums_are_seen(sites, method, monkeypatch):
+    folder, _ = begin(sites, 4)
+    spec = make_spec(method, {**SMALL, **NOISE["private"]})
+    record = {"round": 2, "metadata": {"budget_spent": [0, 1]}}
+    monkeypatch.setattr(RunFolder, "records", lambda self: [record])
+    more = "for more rounds: " in finished_already(folder, spec)
+    assert more == (method == "private")
 
 
 REFUSES = "site-2 answered: the site's policy allows 5.0 as epsilon of all runs together, not 8.0"

@@ -66,6 +66,15 @@ def test_ties_are_named_as_ties():
     assert winners(grouped([*close[:3], *far])) == ("personal_accuracy", ["a"])
 
 
+def test_bytes_tie_by_their_ratio():
+    """26 times as much does not tie, though the difference of two seeds is wide."""
+    runs = [run(method, seed, 0.9) for method in ("a", "b") for seed in range(2)]
+    for result, sent in zip(runs, (8.6e6, 6.9e6, 334e3, 334e3), strict=True):
+        result.records[0]["uplink_bytes"] = result.summary["uplink_bytes"] = sent
+    *_, bytes_ = tiles(grouped(runs))
+    assert (bytes_["what"], bytes_["who"]) == ("fewest bytes uploaded", "b")
+
+
 def test_an_unfinished_run_may_be_all_that_tells_labels_apart():
     stopped = run("b", 0, 0.99, complete=False, lr=0.5)
     first, *_ = tiles(grouped([run("a", 0, 0.9, lr=0.1), run("b", 0, 0.8, lr=0.1), stopped]))

@@ -12,6 +12,7 @@ from fedhelix.core.errors import EngineFailure
 from fedhelix.deploy.hints import resumption
 from fedhelix.deploy.policy import UNTAKEN, also
 from fedhelix.deploy.remote_data import CHECK_DATA
+from fedhelix.runs.spec import RunSpec
 from fedhelix.store.folder import RunFolder
 from fedhelix.store.mistakes import longer
 from fedhelix.store.records import WEIGHTLESS, has_effect
@@ -80,11 +81,13 @@ def check_any_work(records: Sequence[Mapping[str, Any]], path: Path, where: str 
         )
 
 
-def finished_already(folder: RunFolder, clients: int) -> str:
+def finished_already(folder: RunFolder, spec: RunSpec) -> str:
     """What is said of a run that is to go on and has all its rounds."""
     path, rounds = folder.path, folder.rounds_saved
     how = resumption(path, folder.where, "--set", f"rounds={2 * rounds}")
-    least = folder.config["deployment"].get("minimum", 1)
+    clients = spec.config.client_count + spec.config.newcomers
+    masks = spec.method.capabilities.masks  # nobody is hidden in a sum of one
+    least = max(folder.config["deployment"].get("minimum", 1), 1 if masks is None else 2)
     return (
         f"'{path}' was finished already, with {rounds} round{'s' * (rounds != 1)}, so nothing was "
         f"trained; {longer(folder.records(), how, clients, least)}."

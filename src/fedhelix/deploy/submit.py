@@ -239,8 +239,7 @@ def follow(control: Control, folder: RunFolder, quiet: bool | None = None) -> di
             stacklevel=2,
         )
     elif is_over:
-        clients = spec.config.client_count + spec.config.newcomers
-        print(f"fedhelix: {finished_already(folder, clients)}", file=sys.stderr)
+        print(f"fedhelix: {finished_already(folder, spec)}", file=sys.stderr)
     return dict(folder.summary)
 
 
