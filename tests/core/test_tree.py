@@ -233,3 +233,28 @@ def test_missing_and_damaged_files_are_named(tmp_path):
         path.write_bytes(damaged)
         with pytest.raises(UserError, match=r"tree\.safetensors' is damaged"):
             tree.load(path)
+
+
+def test_the_mean_of_joined_entries_is_that_of_each():
+    """What a GPU computes, with entries that not all have sent, of other types, and counters."""
+    torch.manual_seed(0)
+
+    def state():
+        return {
+            "a": torch.randn(2, 3),
+            "count": torch.randint(9, ()),
+            "b": torch.randn(4),
+            "half": torch.randn(3).bfloat16(),
+            "nobody": torch.randn(2),
+        }
+
+    previous = state()
+    uploads = [tree.drop(state(), ["nobody", *lacking]) for lacking in ([], ["a"], ["b", "half"])]
+    weights = [1.0, 2.0, 5.0]
+    found = tree._mean_of_joined(uploads, weights, previous)
+    expected = tree.masked_mean(uploads, weights, previous)
+    assert list(found) == list(expected) == list(previous)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=0)
+    by_hand = (uploads[0]["a"] + 5 * uploads[2]["a"]) / 6
+    torch.testing.assert_close(found["a"], by_hand)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from fedhelix.core.copies import copied
 from fedhelix.core.cuda import WARM_UP, recording
 from fedhelix.core.method import Batch
 from fedhelix.core.optimizers import StepSettings
-from fedhelix.core.tree import State, flatten
+from fedhelix.core.tree import State, copy_all, flatten
 from fedhelix.engines.batched.gradients import Gradients, Mode
 from fedhelix.engines.batched.table import BatchTable, PhaseTask, Slot
 from fedhelix.engines.local import gather, part_of
@@ -134,13 +134,17 @@ class Stack:
         self.flat[place] = self.start_rows[identity]
         for value in (*self.optimizer_state, self.taken, self.loss):
             value[place].zero_()
-        for name, value in self.fixed.items():
-            value[place] = model[name]
-        for name, value in flatten(phase_task.local.context).items():
-            self.context[name][place] = value
+        context = flatten(phase_task.local.context)
+        given = [model[name] for name in self.fixed] + list(context.values())
+        copy_all([*self.at(place, self.fixed), *self.at(place, self.context, context)], given)
         self._point(place, row, busy=True)
         self.settings[place] = self.batches.settings[row]
         self.slots[place] = Slot(phase_task)
+
+    @staticmethod
+    def at(place: int, values: State, names: Iterable[str] | None = None) -> list[Tensor]:
+        """One slot's part of these values, or of those with some names."""
+        return [values[name][place] for name in (values if names is None else names)]
 
     def unload(self, place: int) -> None:
         """Take a finished task out of its slot: its model and its summed loss."""
@@ -148,8 +152,10 @@ class Stack:
         assert slot is not None
         typed = self.typed(self.flat[place].clone())
         model = {name: value.contiguous() for name, value in typed.items()}
-        row = torch.contiguous_format
-        model |= {name: value[place].clone(memory_format=row) for name, value in self.fixed.items()}
+        row, fixed = torch.contiguous_format, self.at(place, self.fixed)
+        copies = [torch.empty_like(value, memory_format=row) for value in fixed]
+        copy_all(copies, fixed)
+        model |= dict(zip(self.fixed, copies, strict=True))
         task = slot.phase_task
         started = task.local.models[task.phase.model]
         task.local.models[task.phase.model] = {name: model[name] for name in started}
