@@ -235,8 +235,10 @@ def test_missing_and_damaged_files_are_named(tmp_path):
             tree.load(path)
 
 
-def test_the_mean_of_joined_entries_is_that_of_each():
+@pytest.mark.parametrize("at_once", [1, 20, 2**28])
+def test_the_mean_of_joined_entries_is_that_of_each(at_once, monkeypatch):
     """What a GPU computes, with entries that not all have sent, of other types, and counters."""
+    monkeypatch.setattr(tree, "JOINED", at_once)
     torch.manual_seed(0)
 
     def state():

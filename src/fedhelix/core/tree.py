@@ -32,6 +32,7 @@ UNREADABLE = (
     safetensors.SafetensorError, ValueError, LookupError, TypeError, AttributeError,
     RecursionError, OverflowError,
 )  # fmt: skip
+JOINED = 2**28  # values of all uploads that a mean copies at a time: 1 GiB
 COPY_WITHIN = 1e-4  # of an update's length; honest clients are never that near to each other
 
 
@@ -161,31 +162,29 @@ def masked_mean(
 def _mean_of_joined(
     uploads: Sequence[Mapping[str, Tensor]], weights: Sequence[float], previous: State
 ) -> State:
-    """The same, with entries of one type that came from the same clients as one: a GPU is done with
-    an entry sooner than Python is.
+    """The same, with entries of one type that came from the same clients as one, as far as memory
+    allows: a GPU is done with an entry sooner than Python is.
     """
-    groups: dict[Any, list[str]] = {}
+    groups: dict[Any, list[list[str]]] = {}
     for name, old in previous.items():
         sent = (upload[name].dtype if name in upload else None for upload in uploads)
-        groups.setdefault((old.dtype, *sent), []).append(name)
-    ways = {f"{place}": names for place, names in enumerate(groups.values())}
+        parts = groups.setdefault((old.dtype, *sent), [[]])
+        values = sum(previous[other].numel() for other in parts[-1]) + old.numel()
+        if parts[-1] and values * len(uploads) > JOINED:
+            parts.append([])
+        parts[-1].append(name)
+    means: State = {}
+    for names in (names for parts in groups.values() for names in parts):
 
-    def joined(state: Mapping[str, Tensor]) -> State:
-        return {
-            way: torch.cat([state[name].flatten() for name in names])
-            for way, names in ways.items()
-            if names[0] in state
-        }
+        def joined(state: Mapping[str, Tensor], names: Sequence[str] = names) -> State:
+            there = names[0] in state
+            return {"": torch.cat([state[name].flatten() for name in names])} if there else {}
 
-    means = _mean_by_entry([joined(upload) for upload in uploads], weights, joined(previous))
-    parts: State = {}
-    for way, names in ways.items():
-        pieces = means[way].split([previous[name].numel() for name in names])
-        parts |= {
-            name: piece.view(previous[name].shape)
-            for name, piece in zip(names, pieces, strict=True)
-        }
-    return {name: parts[name] for name in previous}
+        mean = _mean_by_entry([joined(upload) for upload in uploads], weights, joined(previous))
+        pieces = mean[""].split([previous[name].numel() for name in names])
+        for name, piece in zip(names, pieces, strict=True):
+            means[name] = piece.view(previous[name].shape)
+    return {name: means[name] for name in previous}
 
 
 def _mean_by_entry(
