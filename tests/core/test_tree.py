@@ -252,6 +252,7 @@ def test_the_mean_of_joined_entries_is_that_of_each(at_once, monkeypatch):
 
     previous = state()
     uploads = [tree.drop(state(), ["nobody", *lacking]) for lacking in ([], ["a"], ["b", "half"])]
+    uploads[0]["more"] = {"that": "is not averaged"}
     weights = [1.0, 2.0, 5.0]
     found = tree._mean_of_joined(uploads, weights, previous)
     expected = tree.masked_mean(uploads, weights, previous)

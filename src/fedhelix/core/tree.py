@@ -154,7 +154,8 @@ def masked_mean(
     Weights need not sum to one; a weight of zero leaves the client out. Integer entries
     (BatchNorm's counters) take the maximum, because a mean of counts means nothing.
     """
-    if all(value.is_cuda for state in (*uploads, previous) for value in state.values()):
+    names = previous.keys()  # uploads may hold more than these, also other things
+    if all(state[name].is_cuda for state in (*uploads, previous) for name in names & state.keys()):
         return _mean_of_joined(uploads, weights, previous)
     return _mean_by_entry(uploads, weights, previous)
 
