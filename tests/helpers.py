@@ -1,7 +1,10 @@
 """What many tests share: small federations, and comparisons of runs and trees."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -153,3 +156,16 @@ def unseal(run: Path) -> None:
     manifest = json.loads(path.read_text())
     sealed = ("files", "metrics", "digest")
     path.write_text(json.dumps({key: manifest[key] for key in manifest if key not in sealed}))
+
+
+def interpreted(program: str) -> None:
+    """Run a program with Triton's interpreter in place of a GPU; it prints `fine` at its end."""
+    pytest.importorskip("triton")
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip() == "fine", done.stderr

@@ -274,6 +274,21 @@ def test_entries_of_the_network_belong_into_model(hook, answer, right, engine):
         run(hook, answer, engine=engine)
 
 
+def test_what_a_client_changes_in_its_payload_no_other_client_sees():
+    class Greedy(FedAvg):
+        def start(self, payload, client_state, client):
+            models = super().start(payload, client_state, client)
+            payload["model"].clear()
+            return models
+
+    changed, usual = (
+        small(method, engine="serial").fit(2, quiet=True) for method in (Greedy(), "fedavg")
+    )
+    assert [one["accuracy"] for one in changed.records] == [
+        one["accuracy"] for one in usual.records
+    ]
+
+
 def test_what_other_hooks_take_may_have_any_name():
     class Bare(FedAvg):
         def upload(self, local):

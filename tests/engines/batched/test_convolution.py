@@ -1,7 +1,3 @@
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,6 +13,7 @@ from fedhelix.engines.batched.convolution import (
     to_input,
     to_weight,
 )
+from helpers import interpreted
 
 
 @pytest.mark.parametrize("padding", [(0, 0), (1, 1), (0, 2)])
@@ -104,21 +101,12 @@ for name in ("digits-cnn", "digits-bn-cnn"):
     for client in range(2):
         for grad, value in zip(grads, wanted[client]):
             torch.testing.assert_close(grad[client], value, rtol=1e-2, atol=1e-4)
-print("as PyTorch's")
+print("fine")
 """
 
 
 def test_the_kernels_in_tritons_interpreter():
-    pytest.importorskip("triton")
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", KERNELS],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout.strip() == "as PyTorch's", done.stderr
+    interpreted(KERNELS)
 
 
 def test_images_that_all_clients_share_need_no_copies():
