@@ -1,7 +1,8 @@
 """Our methods under PFLlib's protocol, beside the figures of its leaderboard.
 
-    python benchmarks/pfllib.py [--rounds 300] [--only METHOD ...] [--device auto] [--seed 1]
-                                [--data-dir FOLDER] [--jobs 1] [--runs FOLDER] [--out FILE.json]
+    python benchmarks/pfllib.py [--rounds 300] [--minutes M] [--only METHOD ...] [--device auto]
+                                [--seed 1] [--data-dir FOLDER] [--jobs 1] [--runs FOLDER]
+                                [--out FILE.json]
 
 All 70,000 images of Fashion-MNIST, split over 20 clients by Dirichlet 0.1 as PFLlib does (it draws
 with seed 1, and so does this); 75 % of a client's images train and 25 % test. Its network and
@@ -10,13 +11,17 @@ momentum. The score is the accuracy over all test images in the round where that
 PFLlib's choice and not ours. PFLlib trains for 2,000 rounds.
 
 Runs are kept in a folder, so the same command goes on where it stopped, also with more rounds.
+With `--minutes` all runs stop by then, after whatever round they are in.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import math
 import multiprocessing
+import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
@@ -30,6 +35,7 @@ from measured import origin, write
 from fedhelix import Dataset, Federation, from_clients, load, partition
 from fedhelix.federation.provenance import device_name
 from fedhelix.models.cnn import Conv, plain_cnn
+from fedhelix.store import RunFolder
 
 CLIENTS, ALPHA, TRAINED, LEAST = 20, 0.1, 0.75, 40
 EVAL_EVERY = 5
@@ -64,6 +70,7 @@ class Job(NamedTuple):
     device: str
     data_dir: str | None
     runs: Path
+    ends: float  # by the clock that all processes share
 
 
 def owners(labels: np.ndarray, draw: np.random.RandomState) -> list[np.ndarray]:
@@ -105,24 +112,34 @@ def run(job: Job) -> dict[str, Any]:
         device=job.device, cohort=CLIENTS, epochs=1, batch_size=10, lr=0.005, momentum=0.0,
     )  # fmt: skip
     out = job.runs / f"{job.method}-seed{job.seed}"
-    done = fed.fit(
-        job.rounds, out=out, resume=(out / "checkpoint").exists(), quiet=True,
-        eval_every=min(EVAL_EVERY, job.rounds), checkpoint_every=10 * EVAL_EVERY,
-    )  # fmt: skip
+
+    def stop_in_time(_: dict[str, Any]) -> None:
+        if time.time() > job.ends:
+            raise KeyboardInterrupt
+
+    # An interrupted run has a checkpoint, and its records are as good as a finished one's.
+    with contextlib.suppress(KeyboardInterrupt):
+        fed.fit(
+            job.rounds, out=out, resume=(out / "checkpoint").exists(), quiet=True,
+            eval_every=min(EVAL_EVERY, job.rounds), checkpoint_every=10 * EVAL_EVERY,
+            watch=stop_in_time,
+        )  # fmt: skip
+    records = RunFolder.open(out).records()
     assert data.owners_test is not None
     sizes = np.bincount(data.owners_test)
     curve = {
         record["round"]: 100 * float(np.average(record["personal"], weights=sizes))
-        for record in done.records
+        for record in records
         if "personal" in record
     }
-    best = max(curve, key=lambda number: curve[number])
+    best = max(curve, key=lambda number: curve[number], default=None)
     return {
         "method": job.method,
-        "accuracy": round(curve[best], 2),
+        "accuracy": None if best is None else round(curve[best], 2),
         "round": best,
+        "rounds": records[-1]["round"],
         "pfllib": PUBLISHED.get(job.method),
-        "seconds": round(done.summary["seconds"], 1),
+        "seconds": round(sum(record["seconds"] for record in records), 1),
         "curve": {number: round(value, 2) for number, value in curve.items()},
     }
 
@@ -137,6 +154,7 @@ def finished(jobs: list[Job], workers: int) -> Iterator[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--minutes", type=float, default=math.inf)
     parser.add_argument("--only", nargs="+", default=[*PUBLISHED, *OURS], metavar="METHOD")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seed", type=int, default=1)
@@ -147,6 +165,7 @@ def main() -> None:
     arguments = parser.parse_args()
     told = (
         arguments.seed, arguments.rounds, arguments.device, arguments.data_dir, arguments.runs,
+        time.time() + 60 * arguments.minutes,
     )  # fmt: skip
     jobs = [Job(method, *told) for method in arguments.only]
     about = {**origin(), "device": device_name(arguments.device), "seed": arguments.seed}
