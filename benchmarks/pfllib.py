@@ -11,7 +11,8 @@ momentum. The score is the accuracy over all test images in the round where that
 PFLlib's choice and not ours. PFLlib trains for 2,000 rounds.
 
 Runs are kept in a folder, so the same command goes on where it stopped, also with more rounds.
-With `--minutes` all runs stop by then, after whatever round they are in.
+With `--minutes` all runs stop by then, after whatever round they are in. A result that is there
+already keeps its rows of other methods.
 """
 
 from __future__ import annotations
@@ -168,13 +169,21 @@ def main() -> None:
         time.time() + 60 * arguments.minutes,
     )  # fmt: skip
     jobs = [Job(method, *told) for method in arguments.only]
-    about = {**origin(), "device": device_name(arguments.device), "seed": arguments.seed}
-    rows: list[dict[str, Any]] = []
+    about = {**origin(), "device": device_name(arguments.device)}
+    rows = earlier(arguments.out, arguments.seed)
     for row in finished(jobs, arguments.jobs):
-        rows.append(row)
         print(json.dumps({key: value for key, value in row.items() if key != "curve"}), flush=True)
-        order = sorted(rows, key=lambda row: arguments.only.index(row["method"]))
-        write(arguments.out, {**about, "rounds": arguments.rounds, "rows": order})
+        rows[row["method"]] = {**row, **{key: about[key] for key in ("commit", "device")}}
+        order = [rows[name] for name in dict.fromkeys([*PUBLISHED, *OURS, *rows]) if name in rows]
+        write(arguments.out, {**about, "seed": arguments.seed, "rows": order})
+
+
+def earlier(path: Path, seed: int) -> dict[str, dict[str, Any]]:
+    """The rows of a result that is there already, by method."""
+    if not path.exists():
+        return {}
+    result = json.loads(path.read_text())
+    return {row["method"]: row for row in result["rows"]} if result["seed"] == seed else {}
 
 
 if __name__ == "__main__":
