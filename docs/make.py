@@ -53,6 +53,7 @@ PARTS: dict[str, Callable[..., str]] = {
     "settings": lambda paper: claims.settings(paper, RESULTS),
     "one-seed": inline.one_seed,
     "personal": inline.personal,
+    "pfllib": leaderboard.pfllib,
     "privacy": measurements.privacy,
     "seeds": inline.seeds,
     "slower": inline.slower,

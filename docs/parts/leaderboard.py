@@ -80,3 +80,23 @@ def searched(scale: BoardScale) -> str:
         for one in entrants(scale)
     ]
     return markdown(["method", "its option, default first ", "learning rates for each"], rows)
+
+
+def pfllib() -> str:
+    """Our best rounds beside those of PFLlib's leaderboard, the best first."""
+    report = result("pfllib")
+    names = {one.row.lower(): one.row for one in entrants("gpu")}
+    rows = [
+        [
+            names[row["method"]],
+            f"{row['accuracy']:.2f}",
+            "–" if row["pfllib"] is None else f"{row['pfllib']:.2f}",
+            "–" if row["pfllib"] is None else f"{row['accuracy'] - row['pfllib']:+.2f}",
+            f"{row['round']} of {row['rounds']}",
+        ]
+        for row in sorted(report["rows"], key=lambda row: -row["accuracy"])
+    ]
+    shown = markdown(["method", "ours", "PFLlib's", "difference", "best round"], rows)
+    link = "[`pfllib.json`](../benchmarks/results/pfllib.json)"
+    head = f"`{report['command']}`, {report['device']}, seed {report['seed']}"
+    return f'{head} → {link}\n\n<div class="sortable" markdown>\n\n{shown}\n</div>\n'
