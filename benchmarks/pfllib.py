@@ -173,7 +173,8 @@ def main() -> None:
     rows = earlier(arguments.out, arguments.seed)
     for row in finished(jobs, arguments.jobs):
         print(json.dumps({key: value for key, value in row.items() if key != "curve"}), flush=True)
-        rows[row["method"]] = {**row, **{key: about[key] for key in ("command", "commit", "device")}}
+        made = {key: about[key] for key in ("command", "commit", "device")}
+        rows[row["method"]] = {**row, **made}
         order = [rows[name] for name in dict.fromkeys([*PUBLISHED, *OURS, *rows]) if name in rows]
         write(arguments.out, {**about, "seed": arguments.seed, "rows": order})
 
