@@ -98,5 +98,5 @@ def pfllib() -> str:
     ]
     shown = markdown(["method", "ours", "PFLlib's", "difference", "best round"], rows)
     link = "[`pfllib.json`](../benchmarks/results/pfllib.json)"
-    head = f"`{report['command']}`, {report['device']}, seed {report['seed']}"
+    head = f"`{report['command']}`, {report['device']}, one seed"
     return f'{head} → {link}\n\n<div class="sortable" markdown>\n\n{shown}\n</div>\n'
