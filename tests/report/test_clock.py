@@ -8,7 +8,7 @@ from fedhelix.report import plots
 from fedhelix.report.figures import figures
 from fedhelix.report.live.run import WatchedRun
 from fedhelix.report.results import grouped
-from fedhelix.report.sections import series
+from fedhelix.report.sections import chart, series
 from fedhelix.report.tables import comparison, texts
 from fedhelix.store import RunFolder
 from fedhelix.store.records import summarise, time_to
@@ -97,6 +97,13 @@ def test_runs_without_a_clock_are_drawn_by_rounds(runs, make_run):
     assert plots.overview(grouped(mixed)).axes[0].get_xlabel().startswith("round")
     assert "accuracy-hours" in [figure.name for figure in figures(mixed)]
     assert "accuracy-hours" not in [figure.name for figure in figures(mixed[1:])]
+
+
+def test_the_interactive_chart_has_the_unit_of_the_figure(tmp_path):
+    quick = write(tmp_path / "q", "fedavg", 0, [0.01, 0.02, 0.05])
+    drawn = chart(grouped([quick]))
+    assert drawn["axes"][-1] == {"key": "hours", "label": "simulated minutes"}
+    assert drawn["series"][0]["x"]["hours"] == pytest.approx([0.6, 1.2, 3])
 
 
 def test_charts_have_the_hours_as_an_axis(runs, make_run):

@@ -14,7 +14,7 @@ from fedhelix.report.figures import figures
 from fedhelix.report.headline import facts, subtitle, tiles, title, warnings, winners
 from fedhelix.report.locate import Selection
 from fedhelix.report.results import Result, by_setting, grouped, read
-from fedhelix.report.sections import AXES, clients, costs, measures, series
+from fedhelix.report.sections import chart, clients, costs
 from fedhelix.report.spread import explanation
 from fedhelix.report.tables import comparison, texts
 from fedhelix.report.themed import inline, is_wide
@@ -62,7 +62,7 @@ def _section(words: str, results: Sequence[Result], place: int, mark_up: Any) ->
         "words": words,
         "tiles": tiles(groups),
         "table": _table(results),
-        "chart": {"axes": AXES, "measures": measures(results), "series": series(groups)},
+        "chart": chart(groups),
         "bands": explanation([len(members) for members in groups.values()]),
         "figures": list(_embedded(results, place, mark_up)),
         "clients": clients(groups),
