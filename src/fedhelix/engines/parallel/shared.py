@@ -112,9 +112,7 @@ def open_map(path: str) -> Tensor:
 
 def is_plain(tensor: Tensor) -> bool:
     """Whether a tensor is just a dense array of values; PyTorch itself pickles the others."""
-    plain = (
-        type(tensor) is Tensor and tensor.layout is torch.strided and tensor.device.type == "cpu"
-    )
+    plain = type(tensor) is Tensor and tensor.is_cpu and tensor.layout is torch.strided
     return plain and tensor.is_contiguous() and not tensor.requires_grad and not tensor.is_conj()
 
 

@@ -80,4 +80,5 @@ def unstack_uploads(stacked: Stacked) -> list[Any]:
 def _aligned(stack: Tensor) -> Tensor:
     """One row for each model, filled up so that all begin where PyTorch's allocator would begin."""
     rows = stack.view(len(stack), stack[0].numel())
-    return F.pad(rows, (0, -rows.shape[1] % (ALIGNMENT // stack.element_size())))
+    missing = -rows.shape[1] % (ALIGNMENT // stack.element_size())
+    return F.pad(rows, (0, missing)) if missing else rows
