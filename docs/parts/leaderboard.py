@@ -88,15 +88,17 @@ def pfllib() -> str:
     names = {one.row.lower(): one.row for one in entrants("gpu")}
     rows = [
         [
-            names[row["method"]],
+            names.get(row["method"], row["method"]),
             f"{row['accuracy']:.2f}",
             "–" if row["pfllib"] is None else f"{row['pfllib']:.2f}",
             "–" if row["pfllib"] is None else f"{row['accuracy'] - row['pfllib']:+.2f}",
             f"{row['round']} of {row['rounds']}",
+            str(row["seed"]),
         ]
         for row in sorted(report["rows"], key=lambda row: -row["accuracy"])
     ]
-    shown = markdown(["method", "ours", "PFLlib's", "difference", "best round"], rows)
-    link = "[`pfllib.json`](../benchmarks/results/pfllib.json)"
-    head = f"`{report['command']}`, {report['device']}, one seed"
-    return f'{head} → {link}\n\n<div class="sortable" markdown>\n\n{shown}\n</div>\n'
+    heads = ["method", "ours", "PFLlib's", "difference", "best round", "seed"]
+    commands = "\n".join(dict.fromkeys(row["command"] for row in report["rows"]))
+    head = f"{report['device']} → [`pfllib.json`](../benchmarks/results/pfllib.json)"
+    table = f'<div class="sortable" markdown>\n\n{markdown(heads, rows)}\n</div>\n'
+    return f"```\n{commands}\n```\n\n{head}\n\n{table}"

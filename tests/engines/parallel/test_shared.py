@@ -6,6 +6,7 @@ from fedhelix.engines.parallel.shared import (
     SMALL,
     Unsendable,
     dumps,
+    is_plain,
     loads,
     mapped,
     pack,
@@ -25,6 +26,26 @@ TENSORS = {
     "parameter": torch.nn.Parameter(torch.rand(2)),
     "sparse": torch.eye(2).to_sparse(),
 }
+
+
+NOT_PLAIN = {
+    "of a class of its own": torch.nn.Parameter(torch.rand(2), requires_grad=False),
+    "with a gradient": torch.rand(2, requires_grad=True),
+    "conjugated": torch.tensor([1 + 2j]).conj(),
+    "elsewhere": torch.empty(2, device="meta"),
+    "in a layout of oneDNN": torch.rand(2, 2).to_mkldnn(),
+    **{name: TENSORS[name] for name in ("turned", "expanded", "channels last", "sparse")},
+}
+
+
+@pytest.mark.parametrize("name", NOT_PLAIN)
+def test_what_is_more_than_an_array_of_values_is_not_plain(name):
+    assert not is_plain(NOT_PLAIN[name])
+
+
+@pytest.mark.parametrize("name", ["float", "flag", "count", "half", "empty"])
+def test_an_array_of_values_is_plain(name):
+    assert is_plain(TENSORS[name])
 
 
 def as_bytes(sent, folder):
