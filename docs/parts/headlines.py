@@ -44,10 +44,18 @@ def in_columns(
     ]
 
 
-def against(study: str, column: str, ours: str, others: Sequence[str], measure: str) -> list[Claim]:
+def against(
+    study: str, column: str, ours: str, others: Sequence[str], measure: str, where: str = "{}"
+) -> list[Claim]:
     """A row against several others in one column."""
     return [
-        Claim(study, "", (ours, column, measure), (other, column, measure), where=other)
+        Claim(
+            study,
+            "",
+            (ours, column, measure),
+            (other, column, measure),
+            where=where.format(other),
+        )
         for other in others
     ]
 
@@ -62,6 +70,8 @@ _INVERSION = ("Table 2", "table-2-with-and-without-inversion")
 _THREE = ("CIFAR-10", "EMNIST", "Fashion-MNIST")
 _C10, _NEW, _KNOWN = "C10 s=4", "accuracy of newcomers", "accuracy of the known"
 _TABLE_VI = ("Table VI", "table-vi-hyperparameters")
+_PRINTED = ("ParFed", "FedAvg", "FedBN", "FedLP")
+_RESNET = ("ResNet-18", "resnet-18-on-all-images")
 
 HEADLINES: dict[str, list[Headline]] = {
     "genfed": [
@@ -199,17 +209,26 @@ HEADLINES: dict[str, list[Headline]] = {
     "gene-fl": [
         Headline(
             "Known clients: GENE-FL is more accurate than the others",
-            against(
-                "gene-fl-table1", _C10, "GENE-FL", ("ParFed", "FedAvg", "FedBN", "FedLP"), _KNOWN
-            ),
-            "Table I",
-            "table-i-known-clients",
+            [
+                *against("gene-fl-full", _C10, "GENE-FL", _PRINTED, _KNOWN, "{}, ResNet-18"),
+                *against("gene-fl-table1", _C10, "GENE-FL", _PRINTED, _KNOWN, "{}, small network"),
+            ],
+            *_RESNET,
         ),
         Headline(
             "Newcomers: GENE-FL is more accurate than the others",
-            against("gene-fl-table3", _C10, "GENE-FL", ("ParFed", "FedBN", "FedLP", "FedLG"), _NEW),
-            "Table III",
-            "table-iii-newcomers",
+            [
+                *against(
+                    *("gene-fl-full", _C10, "GENE-FL", ("ParFed", "FedBN", "FedLP"), _NEW),
+                    "{}, ResNet-18",
+                ),
+                *against(
+                    *("gene-fl-table3", _C10, "GENE-FL", ("ParFed", "FedBN", "FedLP", "FedLG")),
+                    _NEW,
+                    "{}, small network",
+                ),
+            ],
+            *_RESNET,
         ),
         Headline(
             "Newcomers: inheriting a gene beats a random start",

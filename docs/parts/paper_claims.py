@@ -115,6 +115,20 @@ CLAIMS: dict[str, list[Claim]] = {
         ),
         *(
             Claim(
+                "gene-fl-full",
+                f"ResNet-18, {who}, after one round's training: GENE-FL is ahead of the others.",
+                ("GENE-FL", _SHARDS, measure),
+                (row, _SHARDS, measure),
+                where=row,
+            )
+            for who, measure in (
+                ("known clients", "the known after one training"),
+                ("newcomers", "newcomers after one training"),
+            )
+            for row in ("FedAvg", "FedBN", "ParFed", "FedLP", "FedPer", "FedBABU", "FedAvg-FT")
+        ),
+        *(
+            Claim(
                 study,
                 f"{who}: reading A is more accurate than reading B.",
                 ("GENE-FL, reading A", _SHARDS, measure),
@@ -226,6 +240,12 @@ CLAIMS: dict[str, list[Claim]] = {
                 ("average", "that starts from the average, after one local training"),
                 ("trained alone as long", "that has trained alone as long"),
             )
+        ),
+        Claim(
+            "pfedgpa-initialisation",
+            "a generator starts a new federation better than the average of the first one.",
+            ("guided", _FASHION, _ARRIVED),
+            ("average", _FASHION, _ARRIVED),
         ),
     ],
     "genfed": [

@@ -254,13 +254,17 @@ def test_what_is_not_run_yet_is_in_no_table():
 
 
 def test_who_is_ahead_of_gene_fl_is_said_by_group():
-    (text,) = re.findall(r"For known clients, GENE-FL is (.*)", typed(page("gene-fl")))
-    texts = dict(zip(("Known", "Newcomers"), text.split("for newcomers"), strict=True))
-    table = r"\| (Known|Newcomers).*?: GENE-FL is more .* \| (\w+) \| [a-z ]+ \| ([+-])"
+    texts = {}
+    for network in ("ResNet-18", "small network"):
+        (text,) = re.findall(rf"{network}.*, for known clients, GENE-FL is (.*)", page("gene-fl"))
+        texts[network] = dict(
+            zip(("Known", "Newcomers"), text.split(". ")[0].split("for newcomers"), strict=True)
+        )
+    table = r"\| (Known|Newcomers).*?: GENE-FL is more .* \| (\w+), ([\w -]+) \| [a-z ]+ \| ([+-])"
     compared = re.findall(table, page("gene-fl"))
-    assert len(compared) == 8
-    for group, rival, sign in compared:
-        ahead, _, behind = texts[group.split()[0]].partition("but")
+    assert len(compared) == 15
+    for group, rival, network, sign in compared:
+        ahead, _, behind = texts[network][group].partition("but")
         assert re.search(rf"\b{rival}\b", ahead if sign == "+" else behind), (group, rival)
 
 

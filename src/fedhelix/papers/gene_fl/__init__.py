@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from fedhelix.papers.cells import Cell, Scale
 from fedhelix.papers.gene_fl.cells import (
@@ -44,11 +45,11 @@ def study(
     measures: Mapping[str, Measure],
     seeds: Mapping[Scale, int] = ONCE,
     curves: Sequence[str] = (CURVE,),
-    drawn: Sequence[str] = (),
+    **drawing: Any,
 ) -> Study:
     """A study of this paper."""
     title = f"GENE-FL, {title}"
-    return Study(f"gene-fl-{name}", title, cells, measures, seeds, curves, drawn=drawn)
+    return Study(f"gene-fl-{name}", title, cells, measures, seeds, curves, **drawing)
 
 
 STUDIES = [
@@ -80,7 +81,15 @@ STUDIES = [
         curves=("uplink_bytes", CURVE),
     ),
     study("figure6", "Figure 6: accuracy over rounds", partial(against, "FedLP"), OF_BOTH),
-    study("full", "the paper's network on all images", full, OF_BOTH, SEVERAL),
+    study(
+        "full",
+        "the paper's network on all images",
+        full,
+        OF_BOTH,
+        SEVERAL,
+        drawn=("FedAvg", "FedBN", "ParFed", "FedLP", "GENE-FL", "Helix"),
+        against=("uploads in GiB", ("accuracy of the known", "accuracy of newcomers")),
+    ),
     study("sizes", "accuracy against the size of a gene", gene_sizes, OF_BOTH),
     study("variants", "other genes, and other inheritances", gene_variants, OF_BOTH),
 ]

@@ -25,7 +25,6 @@ from fedhelix.papers.pfedgpa.measures import (
 from fedhelix.papers.study import Study
 
 SEVERAL: Mapping[Scale, int] = {"quick": 1, "gpu": 5, "paper": 5}  # a verdict needs five
-ONCE: Mapping[Scale, int] = {"quick": 1, "gpu": 1, "paper": 3}
 
 STUDIES = [
     Study(
@@ -75,7 +74,7 @@ STUDIES = [
             "% failed before fine-tuning": failed("untuned"),
             "% failed after it": failed("personal"),
         },
-        ONCE,
+        SEVERAL,
         curves=(),
         vectors=("untuned", "personal"),
     ),
@@ -86,13 +85,15 @@ STUDIES = [
         ARRIVED,
         SEVERAL,
         curves=("personal_accuracy",),
+        drawn=("guided", "trained alone as long", "average", "random", "pFedHN"),
     ),
     Study(
         "pfedgpa-initialisation",
         "pFedGPA: a fresh federation that starts from another one's generator",
         partial(arrivals, {"quick": 5, "gpu": 20, "paper": 20}, 0.0),
         ARRIVED,
-        ONCE,
+        SEVERAL,
         curves=("personal_accuracy",),
+        drawn=("guided", "trained alone as long", "average", "random", "pFedHN"),
     ),
 ]
