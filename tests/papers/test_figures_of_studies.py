@@ -64,6 +64,20 @@ def test_measures_against_a_cost_say_which_rows_have_fewer_seeds():
     assert axes.get_xscale() == "log" and axes.get_xlabel() == "sent"
 
 
+def test_costs_are_plain_numbers_that_do_not_overlap():
+    cells = [
+        cell(f"row {cost}", "left", sent={"mean": cost}, good={"mean": 40.0})
+        for cost in (3.2, 5.7, 7.0, 12.5, 25.0)
+    ]
+    drawn = figure({"against": ["sent", ["good"]], "cells": cells})
+    drawn.draw_without_rendering()
+    axes = drawn.axes[0]
+    left, right = axes.get_xlim()
+    ticks = [tick for tick in axes.xaxis.get_major_ticks() if left <= tick.get_loc() <= right]
+    assert [tick.label1.get_text() for tick in ticks] == ["5", "10", "20"]
+    assert not any(label.get_text() for label in axes.get_xticklabels(minor=True))
+
+
 def test_a_table_without_curves_has_no_figure():
     accuracy = {"by_seed": [0.5], "mean": 0.5}
     assert figure({"cells": [cell("one", "left", accuracy=accuracy)]}) is None
