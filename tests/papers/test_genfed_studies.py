@@ -5,6 +5,7 @@ import pytest
 from fedhelix.papers.cells import Row
 from fedhelix.papers.genfed.cells import (
     attacks,
+    conditions,
     full,
     participation,
     table_2,
@@ -153,3 +154,28 @@ def test_the_papers_setting_on_all_samples_with_every_control():
     assert fedavg["supplement_size"] and not plain["supplement_size"]
     assert cells["server's samples alone", "SVHN"].settings["server_only"]
     assert {"GenFed (1)", "GenFed (3)", "GenFed, adaptive", "Helix"} < {row for row, _ in cells}
+
+
+def test_tables_4_to_6_on_all_samples_change_one_thing_each():
+    cells = {(cell.row, cell.column): cell for cell in conditions("gpu")}
+    (base,) = [
+        cell.settings for cell in full("gpu") if (cell.row, cell.column) == ("Helix", "CIFAR-10")
+    ]
+    changed = {
+        column: {key: value for key, value in cell.settings.items() if base.get(key) != value}
+        for (row, column), cell in cells.items()
+        if row == "Helix"
+    }
+    assert changed == {
+        "no attack": {},
+        **{
+            name: {"attack": attack, "attack_share": 0.2}
+            for name, attack in {"label flip": "label-flip", "IPM": "ipm", "mimic": "mimic"}.items()
+        },
+        "20 clients": {"clients": 20},
+        "180 clients": {"clients": 180},
+        **{f"alpha {alpha}": {"partition": f"dirichlet:{alpha}"} for alpha in ("0.05", "0.5", "5")},
+    }
+    assert cells["FedAvg", "180 clients"].paper == {"best on test": 44.931}
+    assert cells["GenFed (1)", "alpha 0.5"].paper == {"best on test": 54.381}
+    assert not cells["Helix", "IPM"].paper

@@ -8,8 +8,11 @@ All methods get the same supplement unless their row says otherwise.
 
 from __future__ import annotations
 
+from functools import partial
+
 from fedhelix.papers.genfed.cells import (
     attacks,
+    conditions,
     full,
     participation,
     supplement,
@@ -20,6 +23,7 @@ from fedhelix.papers.genfed.cells import (
     table_6,
 )
 from fedhelix.papers.genfed.comparisons import (
+    CHOSEN,
     damage,
     relative_damage,
     relative_time,
@@ -30,7 +34,7 @@ from fedhelix.papers.measures import best_on_test, last_percent, percent, rounds
 from fedhelix.papers.study import Study
 
 TARGETS = {"MNIST": 97, "SVHN": 89, "Fashion-MNIST": 80, LARGER: 80, "CIFAR-10": 45, "digits": 85}
-BEST = {"best on test": best_on_test, "chosen on validation": percent("accuracy_at_best")}
+BEST = {"best on test": best_on_test, CHOSEN: percent("accuracy_at_best")}
 
 STUDIES = [
     Study(
@@ -85,6 +89,14 @@ STUDIES = [
         drawn=("FedAvg, no supplement", "FedAvg", "server's samples alone", "GenFed (1)", "Helix"),
     ),
     Study(
+        "genfed-conditions",
+        "GenFed, Tables 4 to 6 on all samples, without momentum",
+        conditions,
+        {"best on test": best_on_test, "at the end": percent("final_accuracy")},
+        across="at the end",
+        finish=partial(relative_damage, of="best on test"),
+    ),
+    Study(
         "genfed-participation",
         "GenFed, FedUmf and FedAU: clients whose rates follow from their classes",
         participation,
@@ -103,14 +115,14 @@ STUDIES = [
         "GenFed, Table 5: number of clients",
         table_5,
         BEST,
-        across="chosen on validation",
+        across=CHOSEN,
     ),
     Study(
         "genfed-table6",
         "GenFed, Table 6: Dirichlet alpha",
         table_6,
         BEST,
-        across="chosen on validation",
+        across=CHOSEN,
     ),
     Study(
         "genfed-attacks",

@@ -14,12 +14,14 @@ from fedhelix.papers.genfed.settings import (
     BACKDOOR,
     CONTROLS,
     DEFENCES,
+    FEW_OR_MANY,
     KNOWING,
     LARGER,
     MOMENTUM,
     OURS,
     SCHEDULES,
     TABLES,
+    UNEQUAL_TO_EVEN,
     WITH_BOTH_NETWORKS,
     column,
     columns,
@@ -139,13 +141,41 @@ def full(scale: Scale) -> list[Cell]:
         *(ours[name] for name in (*controls, "GenFed (1) around FedAvgM 0.8")),
         Row("Helix", "helix"),
     ]
+    return cross(rows, _on_all_samples(scale), None if scale == "quick" else TABLES["table2"])
+
+
+def conditions(scale: Scale) -> list[Cell]:
+    """Columns of Tables 4 to 6 in the setting of `full`: attacks, numbers of clients, and
+    Dirichlet parameters, for the main rows.
+    """
+    rows = [*map(paper_row, ("FedAvg", "GenFed (1)")), CONTROLS[0], Row("Helix", "helix")]
+    base = next(one for one in _on_all_samples(scale) if one.name in ("CIFAR-10", "digits"))
+    changes: dict[str, tuple[str, str, dict[str, Any]]] = {
+        "no attack": ("table4", "no attack", {}),
+        **{
+            name: ("table4", name, {**ATTACKS[name], "attack_share": 0.2})
+            for name in ("label flip", "IPM", "mimic")
+        },
+        **{f"{count} clients": ("table5", count, {"clients": int(count)}) for count in FEW_OR_MANY},
+        **{
+            f"alpha {alpha}": ("table6", alpha, {"partition": f"dirichlet:{alpha}"})
+            for alpha in UNEQUAL_TO_EVEN
+        },
+    }
+    return [
+        replace(cell, paper={} if scale == "quick" else TABLES[table].at(cell.row, header))
+        for name, (table, header, changed) in changes.items()
+        for cell in cross(rows, [Column(name, {**base.settings, **changed})])
+    ]
+
+
+def _on_all_samples(scale: Scale) -> list[Column]:
     if scale == "quick":
-        return cross(rows, columns(scale))
+        return columns(scale)
     shared = [
         replace(one, settings={**one.settings, "eval_clients": 0}) for one in columns("paper")
     ]
-    settings = [_shortened(one) for one in shared] if scale == "gpu" else shared
-    return cross(rows, settings, TABLES["table2"])
+    return [_shortened(one) for one in shared] if scale == "gpu" else shared
 
 
 def _shortened(column: Column) -> Column:

@@ -9,6 +9,7 @@ from fedhelix.papers.genfed.settings import TABLES
 from fedhelix.papers.measures import add_measure, spread
 
 LEVEL = "rounds to 90 % of FedAvg's best"
+CHOSEN = "chosen on validation"
 
 
 def rounds_to_level(report: dict[str, Any]) -> None:
@@ -48,20 +49,20 @@ def relative_time(report: dict[str, Any]) -> None:
     )
 
 
-def damage(report: dict[str, Any]) -> None:
+def damage(report: dict[str, Any], of: str = CHOSEN) -> None:
     """The change that an attack makes, in points of accuracy."""
     add_measure(
         report,
         "change in points",
         _is_unattacked,
         lambda attacked, unattacked: attacked - unattacked,
-        of="chosen on validation",
+        of=of,
     )
 
 
-def relative_damage(report: dict[str, Any]) -> None:
+def relative_damage(report: dict[str, Any], of: str = CHOSEN) -> None:
     """The change in points, and in percent of the accuracy without attack, as the paper has it."""
-    damage(report)
+    damage(report, of)
     printed = TABLES["table4"].numbers["best on test"]
     paper = {
         (row, column): _change_in_percent(accuracy, printed[row, "no attack"])
@@ -72,7 +73,7 @@ def relative_damage(report: dict[str, Any]) -> None:
         "change in percent",
         _is_unattacked,
         _change_in_percent,
-        of="chosen on validation",
+        of=of,
         paper=paper if report["scale"] != "quick" else {},
     )
 

@@ -22,6 +22,9 @@ METHODS = {
 SCHEDULES = {1: "constant", 2: "power", 3: "linear", 4: "sine", 5: "wave"}
 DATA = {"MNIST": "mnist", "SVHN": "svhn", "Fashion-MNIST": "fashion-mnist", "CIFAR-10": "cifar10"}
 LARGER = "Fashion-MNIST, larger network"
+# The outer columns of Tables 5 and 6, and one between.
+FEW_OR_MANY = ("20", "180")
+UNEQUAL_TO_EVEN = ("0.05", "0.5", "5")
 
 AS_PRINTED = {"genfed.twins": True}
 # The preset's clients train on all samples; the tables keep a tenth to choose a round on.
