@@ -3,12 +3,15 @@
 import itertools
 
 import pytest
+from browser import needs_chromium
 
 from fedhelix.report import plots
 from fedhelix.report.figures import figures
 from fedhelix.report.live.run import WatchedRun
+from fedhelix.report.locate import Selection
+from fedhelix.report.page import html
 from fedhelix.report.results import grouped
-from fedhelix.report.sections import chart, series
+from fedhelix.report.sections import series
 from fedhelix.report.tables import comparison, texts
 from fedhelix.store import RunFolder
 from fedhelix.store.records import summarise, time_to
@@ -99,11 +102,28 @@ def test_runs_without_a_clock_are_drawn_by_rounds(runs, make_run):
     assert "accuracy-hours" not in [figure.name for figure in figures(mixed[1:])]
 
 
-def test_the_interactive_chart_has_the_unit_of_the_figure(tmp_path):
-    quick = write(tmp_path / "q", "fedavg", 0, [0.01, 0.02, 0.05])
-    drawn = chart(grouped([quick]))
-    assert drawn["axes"][-1] == {"key": "hours", "label": "simulated minutes"}
-    assert drawn["series"][0]["x"]["hours"] == pytest.approx([0.6, 1.2, 3])
+@needs_chromium
+@pytest.mark.parametrize(
+    ("hours", "unit", "last"),
+    [([1, 2, 6], "hours", "6"), ([0.01, 0.02, 0.05], "minutes", "3"), ([0.001], "seconds", "3.6")],
+)
+def test_the_interactive_chart_has_the_unit_of_the_figure(hours, unit, last, tmp_path, browser):
+    runs = Selection([write(tmp_path / "run", "fedavg", 0, hours)], [])
+    (tmp_path / "report.html").write_text(html(runs), encoding="utf-8")
+    browser.open(
+        f"file://{tmp_path}/report.html", wait_for="document.querySelector('.curves svg[role=img]')"
+    )
+    buttons = "[...document.querySelectorAll('.picker button')]"
+    browser.evaluate(f"{buttons}.find((one) => one.innerText.startsWith('simulated')).click()")
+    drawn = "document.querySelector('.curves svg[role=img]')"
+    assert browser.evaluate(f"{drawn}.getAttribute('aria-label')").endswith(f"simulated {unit}")
+    edge = f"{drawn}.getBoundingClientRect().right - 20"
+    move = f"new PointerEvent('pointermove', {{clientX: {edge}, bubbles: true}})"
+    browser.evaluate(f"{drawn}.dispatchEvent({move})")
+    assert browser.evaluate("document.querySelector('.tip b').innerText") == (
+        f"simulated {unit}: {last}"
+    )
+    assert browser.complaints == []
 
 
 def test_charts_have_the_hours_as_an_axis(runs, make_run):

@@ -282,6 +282,29 @@ window.fetch = async (path) => {
 
 
 @needs_chromium
+def test_simulated_time_has_a_unit_that_fits(tmp_path, browser: Browser):
+    with RunFolder.create(tmp_path / "run", {"rounds": 2, "method": {"name": "fedavg"}}) as folder:
+        for number, clock in ((1, 90.0), (2, 180.0)):
+            folder.append(
+                {
+                    "round": number,
+                    "accuracy": 0.5,
+                    "uplink_bytes": 9,
+                    "seconds": 1.0,
+                    "clock": clock,
+                }
+            )
+    with serving(tmp_path) as port:
+        browser.open(
+            f"http://127.0.0.1:{port}/", wait_for="document.querySelector('tr[data-run=run] a')"
+        )
+        browser.evaluate("document.querySelector('tr[data-run=run] a').click()")
+        browser.until("document.querySelector('#view .canvas polyline')")
+        assert "simulated minutes" in browser.text() and "simulated hours" not in browser.text()
+        browser.open("about:blank")
+
+
+@needs_chromium
 def test_a_run_is_loading_until_its_records_have_come(make_run, tmp_path, browser: Browser):
     make_run("fedavg", name="one")
     make_run("genfed", name="two")

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
 
+from fedhelix.report.scales import make_logarithmic
 from fedhelix.report.style import (
     COLOURS,
     DASHES,
@@ -113,10 +113,7 @@ def _against(cells: Cells, cost: str, measures: Sequence[str]) -> Figure:
         }
         trade_off(axes, points, cost, f"{measure} in %")
         tidy(axes, f"{column}: {measure}")
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        make_logarithmic(axes)
     return figure
 
 

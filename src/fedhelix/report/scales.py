@@ -61,14 +61,19 @@ def spread_out(axes: Axes, costs: Sequence[pd.Series]) -> None:
     """A logarithmic axis where one method takes many times what another does."""
     totals = [cost.iloc[-1] for cost in costs if len(cost)]
     if totals and max(totals) > FAR_APART * min(totals) > 0:
-        axes.set_xscale("log")
-        low, high = axes.get_xlim()
-        finer = [(1, 2, 5), (1, 3)] if high < FEW * low else []
-        axes.xaxis.set_major_locator(Roomy(*(LogLocator(subs=subs) for subs in (*finer, (1,)))))
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        make_logarithmic(axes)
     else:
         axes.xaxis.set_major_locator(Roomy(*(MaxNLocator(number) for number in (6, 4, 3, 2))))
+
+
+def make_logarithmic(axes: Axes) -> None:
+    """A logarithmic horizontal axis with plain numbers."""
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    finer = [(1, 2, 5), (1, 3)] if high < FEW * low else []
+    axes.xaxis.set_major_locator(Roomy(*(LogLocator(subs=subs) for subs in (*finer, (1,)))))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def unit_of(costs: Sequence[pd.Series]) -> tuple[str, float]:

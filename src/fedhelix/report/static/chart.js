@@ -54,14 +54,19 @@ function powers(low, high, most) {
   return inside.length <= most ? inside : inside.filter((value) => /^[0.]*10*$/.test(String(value)));
 }
 
+// The units of simulated time, each with how many make an hour; the longest time shall be at least so many.
+const UNITS = [["hours", 1], ["minutes", 60], ["seconds", 3600]];
+const ENOUGH = 3;
+
 const FAR_APART = 5; // times: totals that differ by more are drawn on a logarithmic axis
 
 class LineChart {
   // axes: [{key, label}]; measures: [{key, label, percent}];
   // series: [{label, place, x: {axis: [...]}, y: {measure: {mid, low, high}}, arrival}], the last one the first round of newcomers
   constructor(host, { axes, measures, height = 340 }) {
-    Object.assign(this, { host, axes, measures, height, series: null, hidden: new Set() }); // no series: they are still to come
-    this.axis = axes[0];
+    Object.assign(this, { host, measures, height, series: null, hidden: new Set() }); // no series: they are still to come
+    this.axes = axes.map((axis) => ({ ...axis, times: 1 }));
+    this.axis = this.axes[0];
     this.measure = measures[0];
     this.pickers = element("div", { class: "pickers" });
     this.legend = element("div", { class: "legend", role: "group", "aria-label": "Lines shown" });
@@ -74,6 +79,8 @@ class LineChart {
 
   show(series) {
     this.series = series;
+    const clock = this.axes.find((axis) => axis.key === "hours");
+    if (clock) this.measureTime(clock);
     const known = this.measures.filter((measure) => series.some((one) => one.y[measure.key]));
     if (known.length && !known.includes(this.measure)) this.measure = known[0];
     const axes = this.axes.filter((axis) => series.some((one) => one.x[axis.key]));
@@ -82,6 +89,13 @@ class LineChart {
     this.pickers.replaceChildren(...choices.map(([word, many, field]) => this.picker(word, many, field)));
     this.legend.replaceChildren(...(series.length > 1 ? series.map((one) => this.key(one)) : []));
     this.draw();
+  }
+
+  // Simulated time in the unit in which it is a small number but no fraction.
+  measureTime(clock) {
+    const longest = Math.max(...this.series.map((one) => (one.x.hours || []).filter(isNumber).at(-1) ?? 0));
+    const [unit, times] = UNITS.find(([, times]) => longest * times >= ENOUGH) || UNITS.at(-1);
+    Object.assign(clock, { label: `simulated ${unit}`, times });
   }
 
   picker(word, choices, field) {
@@ -112,7 +126,8 @@ class LineChart {
     if (!values || !places) return [];
     return values.mid
       .map((mid, i) => [places[i], mid, values.low ? values.low[i] : mid, values.high ? values.high[i] : mid])
-      .filter((point) => point.every(isNumber));
+      .filter((point) => point.every(isNumber))
+      .map(([place, ...rest]) => [this.axis.times * place, ...rest]);
   }
 
   draw() {
