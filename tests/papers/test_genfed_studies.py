@@ -3,6 +3,7 @@
 import pytest
 
 from fedhelix.papers.cells import Row
+from fedhelix.papers.genfed import STUDIES
 from fedhelix.papers.genfed.cells import (
     attacks,
     conditions,
@@ -179,3 +180,18 @@ def test_tables_4_to_6_on_all_samples_change_one_thing_each():
     assert cells["FedAvg", "180 clients"].paper == {"best on test": 44.931}
     assert cells["GenFed (1)", "alpha 0.5"].paper == {"best on test": 54.381}
     assert not cells["Helix", "IPM"].paper
+
+
+def test_the_harm_in_tables_4_to_6_is_that_to_the_best_round():
+    study = next(one for one in STUDIES if one.name == "genfed-conditions")
+    cells = [
+        {"row": "FedAvg", "column": column, "seeds": [0], "best on test": {"by_seed": [best]}}
+        | {"at the end": {"by_seed": [10.0]}}
+        for column, best in (("no attack", 50.0), ("IPM", 45.0))
+    ]
+    report = {"scale": "gpu", "measures": list(study.measures), "cells": cells}
+    study.finish(report)
+    assert cells[1]["change in points"]["mean"] == -5
+    assert cells[1]["change in percent"]["mean"] == -10
+    # The paper prints 49.939 and 48.477.
+    assert cells[1]["change in percent"]["paper"] == pytest.approx(-2.9276, abs=1e-4)
